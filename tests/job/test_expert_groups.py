@@ -45,42 +45,42 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindformers"
 
 
-def groups(model: Model) -> int:
+def groups(model: Model) -> tuple[int, int]:
     experts = model.text.layers.experts
     assert experts is not None
-    return experts.max_groups
+    return experts.max_groups, experts.num_groups
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, 4),
-        ({"n_group": 1, "topk_group": 1}, 0),
-        ({"n_group": 16, "topk_group": 2}, 2),
-        ({"n_group": 8, "topk_group": 8}, 0),
-        (DEEPSEEK_V2, 0),
-        (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy"}, 3),
+        ({}, (4, 8)),
+        ({"n_group": 1, "topk_group": 1}, (0, 0)),
+        ({"n_group": 16, "topk_group": 2}, (2, 16)),
+        ({"n_group": 8, "topk_group": 8}, (0, 0)),
+        (DEEPSEEK_V2, (0, 0)),
+        (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy"}, (3, 8)),
     ],
 )
-def test_of_a_config_json(said: dict[str, Any], expected: int) -> None:
+def test_of_a_config_json(said: dict[str, Any], expected: tuple[int, int]) -> None:
     assert groups(read_huggingface(Section(DEEPSEEK_V3 | said, Path("config.json")))) == expected
 
 
 def test_of_a_published_file() -> None:
     """Kimi K2.5 has one group of 384 experts."""
-    assert groups(read_model(FIXTURES / "huggingface" / "kimi_k25.json")) == 0
+    assert groups(read_model(FIXTURES / "huggingface" / "kimi_k25.json")) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, 0),
-        ({"moe-router-num-groups": 8, "moe-router-group-topk": "4"}, 4),
-        ({"moe-router-num-groups": 8}, 0),
-        ({"moe-router-topk-limited-devices": 3}, 3),
+        ({}, (0, 0)),
+        ({"moe-router-num-groups": 8, "moe-router-group-topk": "4"}, (4, 8)),
+        ({"moe-router-num-groups": 8}, (0, 0)),
+        ({"moe-router-topk-limited-devices": 3}, (3, 0)),
     ],
 )
-def test_of_megatron(said: dict[str, Any], expected: int) -> None:
+def test_of_megatron(said: dict[str, Any], expected: tuple[int, int]) -> None:
     assert groups(read_megatron_arguments(Section(MEGATRON | said, Path("arguments")))) == expected
 
 
@@ -90,17 +90,17 @@ def test_of_megatron(said: dict[str, Any], expected: int) -> None:
 def test_of_a_model_json(said: dict[str, Any]) -> None:
     layers = read_layers(Section(DECODER | said, Path("model.json")), qk_norm="head")
     assert layers.experts is not None
-    assert layers.experts.max_groups == 4
+    assert (layers.experts.max_groups, layers.experts.num_groups) == (4, 8)
 
 
 def test_of_mindformers(tmp_path: Path) -> None:
     text = (EXAMPLES / "pretrain_deepseek3.yaml").read_text()
     path = tmp_path / "pretrain.yaml"
     path.write_text(text.replace("moe_config:\n", "moe_config:\n  n_group: 8\n  topk_group: 4\n"))
-    assert groups(build_job(read_pretrain(path)).model) == 4  # type: ignore[arg-type]
+    assert groups(build_job(read_pretrain(path)).model) == (4, 8)  # type: ignore[arg-type]
     path.write_text(path.read_text().replace("n_group: 8", "n_group: 7"))
-    assert groups(build_job(read_pretrain(path)).model) == 0  # type: ignore[arg-type]
-    assert groups(build_job(read_pretrain(EXAMPLES / "pretrain_deepseek3.yaml")).model) == 0  # type: ignore[arg-type]
+    assert groups(build_job(read_pretrain(path)).model) == (0, 0)  # type: ignore[arg-type]
+    assert groups(build_job(read_pretrain(EXAMPLES / "pretrain_deepseek3.yaml")).model) == (0, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

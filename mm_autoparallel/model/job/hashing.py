@@ -68,6 +68,7 @@ _LATER = {
         "compiled",
         "open_ring_fraction",
         "split_attention_factor",
+        "exchanges_hops",
         "keeps_gate",
         "keeps_joint",
     ),
@@ -88,8 +89,9 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
                 if not place.get(key, True):
                     del place[key]
         experts = (part.get("layers") or {}).get("experts") or {}
-        if not experts.get("max_groups", True):
-            del experts["max_groups"]
+        for key in ("max_groups", "num_groups"):
+            if not experts.get(key, True):
+                del experts[key]
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
