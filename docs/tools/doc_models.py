@@ -1,4 +1,4 @@
-"""The table of model types, made of what tests/profilers/trace/census.py recorded of them."""
+"""The table of model types, made of what tests/profilers/trace/model_types_census.py recorded of them."""
 
 from __future__ import annotations
 

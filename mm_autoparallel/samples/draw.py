@@ -60,8 +60,8 @@ def mixture(values: Sequence[float], weights: Sequence[float] | None = None) -> 
 def draw_table(
     quantities: Mapping[str, Draw], seed: int, count: int = NUM_DRAWN, frames_per_patch: int = FRAMES_A_PATCH
 ) -> SampleTable:
-    """`count` samples. quantities: of `images`, `videos` and `audios` how many a sample has, of `patches` each image, of
-    `frames` each video, of `frame_patches` all frames of a video, of `audio_seconds` each recording, `text_tokens`;
+    """`count` samples. quantities: of `images`, `videos` and `audios` how many a sample has, of `patches` each image,
+    of `frames` each video, of `frame_patches` all frames of a video, of `audio_seconds` each recording, `text_tokens`;
     those that are missing are 0. frames_per_patch: frames that are one image to an encoder.
 
     Raises ValueError where they have more than MOST_SPANS images, videos or frames of these."""

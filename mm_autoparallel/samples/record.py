@@ -45,9 +45,9 @@ class Malformed(Exception):
 class SampleRules:
     """How pixels become patches and characters tokens. patch_size, merge_side: pixels of a patch's side, and how many
     patches a side become one token; None: nobody says, so that pixels tell nothing. most_pixels: larger images are
-    scaled down. frames_per_patch: frames of a video that a patch joins. characters_count_per_token: of text whose tokens
-    are not counted; None: nobody says. find_size: width and height of a named image file, None where it cannot be
-    found."""
+    scaled down. frames_per_patch: frames of a video that a patch joins. characters_count_per_token: of text whose
+    tokens are not counted; None: nobody says. find_size: width and height of a named image file, None where it cannot
+    be found."""
 
     patch_size: int | None = None
     merge_side: int = PATCHES_A_TOKEN_SIDE
@@ -205,9 +205,7 @@ def _several(value: object) -> list[Any]:
 def _count(value: object, key: str, least: int = 0, most: int = MOST_TOKENS) -> int:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not is_whole or not least <= value <= most:  # type: ignore[operator]
-        raise Malformed(
-            f"its {key} is {describe_value(value)}; a whole number from {least} to {most:,} is right"
-        )
+        raise Malformed(f"its {key} is {describe_value(value)}; a whole number from {least} to {most:,} is right")
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 

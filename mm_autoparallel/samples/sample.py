@@ -22,8 +22,8 @@ AUDIO_TOKENS_PER_S = 25.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: an image is `patches` of one attention span, in the order in which the sample holds them. So are those
-    frames of a video that a patch joins.
+    """One sample: an image is `patches` of one attention span, in the order in which the sample holds them. So are
+    those frames of a video that a patch joins.
 
     tokens: of the decoder's sequence, where they are known; else text_tokens and what images and audio become.
     audio_s: seconds of each recording.

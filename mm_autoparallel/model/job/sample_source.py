@@ -107,7 +107,11 @@ class SampleSource(Noun):
         stray = next((name for name in of_file if drawn and getattr(self, name) is not None), None)
         if stray:
             raise ValueError(f"{stray} is of a file, and distributions are given; leave it out")
-        for number, *sizes in (("images", "patches"), ("videos", "frames", "frame_patches"), ("audios", "audio_seconds")):
+        for number, *sizes in (
+            ("images", "patches"),
+            ("videos", "frames", "frame_patches"),
+            ("audios", "audio_seconds"),
+        ):
             if len({getattr(self, name) is None for name in (number, *sizes)}) > 1:
                 together = f"{', '.join((number, *sizes[:-1]))} and {sizes[-1]}"
                 raise ValueError(f"{together} go together: how many a sample has, and how large each is")

@@ -1,6 +1,6 @@
 """How every model type of the installed transformers that takes images or sounds is read.
 
-    python tests/profilers/trace/census.py [--only TYPE...] [--part I/N]
+    python tests/profilers/trace/model_types_census.py [--only TYPE...] [--part I/N]
 
 Of each type the class is built from its default config (with what publishers' files say where the default contradicts
 itself, published_sizes.py), without memory. A type that a reader of this package describes is read by it, any other is
