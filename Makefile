@@ -73,6 +73,7 @@ nightly:
 	$(PYTHON) tests/hooks/older_torch.py 2.6.0
 	$(PYTHON) tests/hooks/older_torch.py 2.7.1 --tests
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
+	$(PYTHON) tests/profilers/trace/model_types_census.py
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)

@@ -72,6 +72,7 @@ _LATER = {
         "keeps_gate",
         "keeps_joint",
     ),
+    "samples": ("videos", "frames", "frame_patches"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 
@@ -97,6 +98,9 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
             del content["workload"][key]
     if workload.samples:
         del content["workload"]["samples"]["file"]  # what is in it has a say, as sha256 has it
+        for key in _LATER["samples"]:
+            if getattr(workload.samples, key) is None:
+                del content["workload"]["samples"][key]
     if workload.facts:
         for key in _LATER["facts"]:
             if getattr(workload.facts, key) == getattr(UNKNOWN, key):
