@@ -11,8 +11,10 @@ theirs when the last input gradient is handed on; T is at least
     head + f + turn + (M - A) f + M i + (M - Q) w + rest
     head + M (f + i) + (M - S) w + back                  what is handed on last has less behind it on its own stage
     head + f + turn + (M - A) f + M i + (M - S) w + back
+    head + M f + (M - A) i + (M - n) w + turn + i + rest  of what runs before its last forward, of which n at most are
+    head + f + turn + (M - A) (f + i) + (M - n) w + turn + i + rest, where M > A                 held at once, and then
     head + M (kept (f + turn + i) + pending · w) / room  Little's law: bytes times how long they are held
-    head + (⌈M / n⌉ - 1) pass + f + turn + i + rest      pass of a micro-batch, of which n at most are held at once
+    head + (⌈M / n⌉ - 1) pass + f + turn + i + rest      pass of a micro-batch
 Each takes the least of other stages, so the least over placements of the largest over stages is a shortest path of the
 min-max kind, and the placements below a step can be listed in order of it. Rows whose bound reaches a step are part of
 none below it. Without them the least of the others is more, so further rows reach it; where none is left, nothing is
@@ -69,16 +71,13 @@ class Bounds:
         return float(self.rest_ms[0, 0])
 
 
-def bound_stages(options: Options, most_ms: float = np.inf) -> Bounds:
-    """The bounds of all rows; infinite for those that are part of no step below most_ms."""
-    rows, ms = bound_rows(options, np.arange(len(options.stage)), most_ms)
-    row_ms = np.full(len(options.stage), np.inf)
-    row_ms[rows] = ms
-    return join_rows(options, row_ms)
+def bound_stages(options: Options) -> Bounds:
+    """The bounds of all rows, from sums along the least ways to fill the other stages."""
+    return join_rows(options, _bound_each(options, np.arange(len(options.stage))))
 
 
 def least_step(options: Options, rows: Ints, low_ms: float, high_ms: float) -> float:
-    """A step, from low_ms to high_ms, below which no placement of these rows lies; low_ms is known to be one."""
+    """A step from low_ms to high_ms that no placement of these rows is below, low_ms being one."""
     while high_ms - low_ms > CLOSE_FRACTION * high_ms:
         middle_ms = 0.5 * (low_ms + high_ms)
         left, _ = bound_rows(options, rows, middle_ms)
@@ -100,7 +99,7 @@ def bound_rows(options: Options, rows: Ints, most_ms: float) -> tuple[Ints, Floa
 
 
 def _bound_each(options: Options, rows: Ints) -> Floats:
-    """[R] the bounds of these rows, from sums along the least ways to fill the other stages with them."""
+    """[R] the bounds of these rows where the other stages have these rows too; infinite where they lie on no way."""
     num_stages, size = options.units.problem.num_stages, options.units.num_units + 1
     stage, begin, end, of = options.stage[rows], options.begin[rows], options.end[rows], options.relaxed[rows].T
     edges = np.searchsorted(stage, np.arange(num_stages + 1)).tolist()
@@ -146,11 +145,14 @@ def _largest_bounds(
     """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; head, back, turn, and S as handed: [R]."""
     m = float(num_microbatches)
     forward, backward, weight, tail = of[FORWARD_MS], of[INPUT_MS], of[WEIGHT_MS], of[TAIL_MS]
-    ahead = np.maximum(m - of[MOST_IN_FLIGHT], 0.0) * forward
+    after_first = np.maximum(m - of[MOST_IN_FLIGHT], 0.0)  # what cannot have begun by then
+    ahead = after_first * forward
     done = np.maximum(m - of[MOST_PENDING], 0.0) * weight
     done_when_handed = np.maximum(m - handed, 0.0) * weight
     rest = np.maximum(weight + tail, back)
     first = head + forward + turn
+    before_last = after_first * backward + np.maximum(m - of[MOST_HELD], 0.0) * weight
+    last = turn + backward + rest
     once = forward + turn + backward
     held_ms_bytes = m * (of[KEPT] * once + of[PENDING] * weight)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -164,6 +166,8 @@ def _largest_bounds(
         first + ahead + m * backward + done + rest,
         head + m * (forward + backward) + done_when_handed + back,
         first + ahead + m * backward + done_when_handed + back,
+        head + m * forward + before_last + last,
+        np.where(after_first > 0.0, first + ahead + before_last + last, 0.0),
         head + by_bytes + tail,
         head + rounds * (once + weight) + once + rest,
         head + flights * once + once + rest,

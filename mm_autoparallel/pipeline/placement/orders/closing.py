@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import (
     bound_rows,
-    bound_stages,
+    join_rows,
     least_step,
     list_placements,
 )
@@ -64,13 +64,16 @@ class Part:
 class Closing:
     """The search for a proof that no step is below goal_ms."""
 
-    def __init__(self, options: Options, goal_ms: float, lower_ms: float) -> None:
-        """lower_ms: a bound that is known."""
+    def __init__(self, options: Options, rows: Ints, goal_ms: float, lower_ms: float) -> None:
+        """rows: those that may be part of a step below the goal. lower_ms: a bound that is known."""
         self.options, self.goal_ms = options, goal_ms
-        bounds = bound_stages(options, goal_ms)
-        self._able = np.isfinite(bounds.row_ms)
+        rows, ms = bound_rows(options, rows, goal_ms)
+        row_ms = np.full(len(options.stage), np.inf)
+        row_ms[rows] = ms
+        bounds = join_rows(options, row_ms)
+        self._able = np.isfinite(row_ms)
         self._listing: Iterator[tuple[float, tuple[int, ...]]] = list_placements(bounds, goal_ms)
-        self._least_ms = min(goal_ms, least_step(options, np.flatnonzero(self._able), lower_ms, goal_ms))
+        self._least_ms = min(goal_ms, least_step(options, rows, lower_ms, goal_ms))
         self._next_ms, self._listed_all = bounds.least_ms, False
         self.open: list[Part] = []
         self._number = 0

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from mm_autoparallel.pipeline.problem import Placement
 
-#: Last backwards of a stage that are split at most. Assumed: later ones than that have nothing to wait for.
-MOST_PARTED = 8
+#: Last backwards of a stage that are split at most. Assumed: one more is seldom of use, and all are tried.
+MOST_PARTED = 4
 
 
 def part_backwards(

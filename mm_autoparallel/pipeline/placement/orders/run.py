@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, join_rows, list_placements
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_stages, join_rows, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
@@ -83,6 +83,7 @@ class OrderSearch:
         self.best: _Best | None = None
         self.placement: Placement | None = None
         self.num_leaves = 0
+        self._rows_left = np.arange(len(options.stage))
         self.reason = ""
         self.table = build_table(options, self.bounds)
         self._steady = hold_pipelines(options, self.table)
@@ -306,7 +307,8 @@ class OrderSearch:
             if closing is None:
                 if self.lower_ms >= goal_ms * (1.0 - 1e-9):
                     return True
-                closing = Closing(self.options, goal_ms, self.lower_ms)
+                self._rows_left, _ = bound_rows(self.options, self._rows_left, self.upper_ms)
+                closing = Closing(self.options, self._rows_left, goal_ms, self.lower_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             part = closing.choose()
