@@ -93,9 +93,7 @@ def list_options(
     parts, num_rows = [], 0
     mixes = _Mixes(units)
     for s in range(num_stages):
-        if should_stop():
-            raise TooManyPatterns
-        part = _rows_of_stage(units, s, mixes, overflow[s], most_ms, only_bounds)
+        part = _rows_of_stage(units, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
         new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
         first[s, begin[new], end[new]] = new + num_rows
@@ -176,9 +174,15 @@ class _Mixes:
 
 
 def _rows_of_stage(
-    units: Units, stage: int, mixes: _Mixes, overflow: Floats, most_ms: float, only_bounds: bool
+    units: Units,
+    stage: int,
+    mixes: _Mixes,
+    overflow: Floats,
+    should_stop: Callable[[], bool],
+    most_ms: float,
+    only_bounds: bool,
 ) -> dict[str, NDArray[np.generic]]:
-    """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]."""
+    """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]. Raises TooManyPatterns."""
     problem, chain = units.problem, units.problem.chain
     most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / problem.num_microbatches
     intervals = list_intervals(units, stage, most_load_ms)
@@ -192,8 +196,12 @@ def _rows_of_stage(
     )
     a, b = units.start[intervals.begin], units.start[intervals.end]
     of_interval, counts, sums = [], [], []
+    num_rows = 0
     for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
         more, adds = mixes.fill(begin, end)
+        num_rows += len(more)
+        if num_rows > MAX_ROWS or should_stop():
+            raise TooManyPatterns
         of_interval.append(np.full(len(more), i))
         counts.append(more)
         sums.append(adds)
@@ -233,6 +241,8 @@ def _rows_of_stage(
     relaxed[:, PENDING] = np.minimum(split[:, PENDING], relaxed[:, KEPT])
     for rows in (relaxed, split, whole):
         _limit(rows, problem.num_microbatches, added[:, 4], host_room)
+    # before an input gradient begins, those that wait for their weights' alone were split, and keep what these keep
+    relaxed[:, MOST_PENDING] = np.minimum(relaxed[:, MOST_PENDING], split[:, MOST_PENDING] + 1.0)
     exceeds = np.maximum(work_bytes + relaxed[:, KEPT], step_bytes) - limit_bytes
     np.minimum.at(overflow, (intervals.begin[at], intervals.end[at]), np.maximum(exceeds, 0.0))
     fits = (exceeds <= 0.0) & (relaxed[:, MOST_IN_FLIGHT] >= 1)
