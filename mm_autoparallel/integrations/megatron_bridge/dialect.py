@@ -12,6 +12,7 @@ from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.megatron_bridge import mimo
 from mm_autoparallel.integrations.megatron_bridge.config import open_config, read_fields, read_known, to_script
 from mm_autoparallel.integrations.megatron_bridge.recipes import read_adapters
+from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect, without_mindspeed
 from mm_autoparallel.integrations.megatron_core.launch import describe_launch, read_launch_plan, read_passed_plan
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
@@ -66,6 +67,8 @@ def read_config_plan(path: Path, given: Given) -> Plan:
 def join_modules(decoder: Plan, passed: Passed, modules: mimo.Modules, num_layers: int) -> Plan:
     """The plan of both modules, the encoder of `num_layers` recomputing as the decoder's flags `passed` say."""
     (recomputed,) = read_recompute(passed, (num_layers,))
+    divides = passed.has(flags.SEQUENCE_PARALLEL) or max(decoder.strategy.tp, modules.encoder.tp) == 1
+    decoder = replace(decoder, strategy=replace(decoder.strategy, sequence_parallel=divides))
     return mimo.join(decoder, modules.encoder, num_layers, recomputed)
 
 

@@ -228,6 +228,10 @@ def take_apart(fields: Fields, where: str, has_experts: bool) -> Modules:
     for size in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
         if beside[size] != 1:
             raise JobError(f"{where}: {_MODULES}.{name}.{size} is {beside[size]}, and encoders have no experts there")
+    spans = own["expert_tensor_parallel_size"] * own["expert_model_parallel_size"]
+    ranks = own["tensor_model_parallel_size"] * own["context_parallel_size"] * own[_DP]
+    if ranks % spans:
+        raise JobError(f"{where}: EP x ETP of {LANGUAGE} is {spans}, and that does not divide its TP x CP x DP {ranks}")
     batch = fields.get(_MICRO_BATCH)
     for module, dp in ((LANGUAGE, own[_DP]), (name, beside[_DP])):
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % dp:
@@ -235,8 +239,7 @@ def take_apart(fields: Fields, where: str, has_experts: bool) -> Modules:
                 f"{where}: {_MICRO_BATCH} is {describe_value(batch)}; it counts the samples of all replicas, and a "
                 f"multiple of {module}'s {_DP} {dp} is expected"
             )
-    world_size = own["tensor_model_parallel_size"] * own["pipeline_model_parallel_size"] * own[_DP]
-    world_size *= own["context_parallel_size"]
+    world_size = ranks * own["pipeline_model_parallel_size"]
     sizes = {_OF_MODEL[key]: beside[key] for key in _OF_MODEL if _OF_MODEL[key] in ("pp", "tp", "cp")}
     encoder = ModuleLayout(name, **sizes, dp=beside[_DP], mbs=batch // beside[_DP], rank_offset=beside[_OFFSET])
     if own[_OFFSET] != (0 if encoder.rank_offset else encoder.num_ranks):
