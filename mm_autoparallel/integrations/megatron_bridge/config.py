@@ -15,6 +15,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import describe_value, read_document, read_text
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.megatron_bridge import mimo
 from mm_autoparallel.integrations.megatron_bridge.fields import CHUNKS, FIELDS, LAYOUT, to_flags
 from mm_autoparallel.integrations.megatron_bridge.recipes import RETURNED, Unread, read_recipe
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY
@@ -30,6 +31,8 @@ SECTIONS = {field.partition(".")[0] for field in _READ} | {
 }
 """megatron/bridge/training/config.py, ConfigContainer; validation, env_vars: of later releases."""
 _YAML, _OVERRIDES, _PYTHON = (".yaml", ".yml"), (".txt", ".overrides"), (".py",)
+_DEEPEST = 3
+"""Dots in the field that is a module of MIMO's section."""
 _NEAR = 0.9
 """Likeness above which a field is a misspelling: no two fields of 0.3.1 that decide, or with one that does, are."""
 _OVERRIDE = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<left_out>[A-Za-z_][\w.]*)")
@@ -40,13 +43,14 @@ def is_config(path: Path) -> bool:
     try:
         if path.suffix in _YAML:
             document = read_document(path, "configuration")
-            model = document.get("model")
+            model, known = document.get("model"), _OF_MODEL | {mimo.SECTION}
             return isinstance(model, dict) and (
                 "megatron.bridge" in str(document.get("_target_", model.get("_target_", "")))
-                or (set(document) <= SECTIONS | {"_target_"} and any(f"model.{key}" in _OF_MODEL for key in model))
+                or (set(document) <= SECTIONS | {"_target_"} and any(f"model.{key}" in known for key in model))
             )
         if path.suffix in _OVERRIDES:
-            return any(f"{field}=" in read_text(path, "overrides", "text") for field in _OF_MODEL)
+            text = read_text(path, "overrides", "text")
+            return mimo.SECTION in text or any(f"{field}=" in text for field in _OF_MODEL)
         return path.suffix in _PYTHON and all(
             word in read_text(path, "file", "Python") for word in ("megatron.bridge", RETURNED)
         )
@@ -56,6 +60,14 @@ def is_config(path: Path) -> bool:
 
 def open_config(path: Path, given: Given) -> LaunchScript:
     """The configuration at `path`, with those beside it over it, as a launch script that passes Megatron-LM's flags.
+
+    Raises JobError naming the field, line or function that cannot be read.
+    """
+    return to_script(read_known(path, given), path)
+
+
+def read_known(path: Path, given: Given) -> dict[str, Any]:
+    """What the configuration at `path` and those beside it set, and the length of a sample; all of it is known.
 
     Raises JobError naming the field, line or function that cannot be read.
     """
@@ -69,9 +81,7 @@ def open_config(path: Path, given: Given) -> LaunchScript:
                        "runs; write the value itself there, or in overrides beside it")  # fmt: skip
     fields = {field: value for field, value in fields.items() if not isinstance(value, Unread)}
     length = fields.get("model.seq_length") or fields.get("dataset.seq_length") or given.seq_length
-    fields |= {"model.seq_length": length}
-    lines = to_flags(fields, f"configuration {path}")
-    return LaunchScript(path, f"torchrun {ENTRY} \\\n  " + " \\\n  ".join(lines) + "\n")
+    return fields | {"model.seq_length": length}
 
 
 def read_fields(path: Path, given: Given) -> dict[str, Any]:
@@ -88,6 +98,12 @@ def read_fields(path: Path, given: Given) -> dict[str, Any]:
     return found
 
 
+def to_script(fields: Mapping[str, Any], path: Path) -> LaunchScript:
+    """A launch script, called `path` in messages, that passes Megatron-LM's flags of `fields`."""
+    lines = (f"torchrun {ENTRY}", *to_flags(fields, f"configuration {path}"))
+    return LaunchScript(path, " \\\n  ".join(lines) + "\n")
+
+
 def flatten(document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
     """Fields of a configuration's sections; what is a mapping below them stays one value, as members of enumerations
     do. Raises JobError for a section that there is not."""
@@ -96,10 +112,19 @@ def flatten(document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]
             raise JobError(f"{where}: {section} is no section of it{nearest(str(section), sorted(SECTIONS))}")
         if isinstance(values, Mapping):
             for key, value in values.items():
-                _check_spelling(f"{section}.{key}", where)
-                yield f"{section}.{key}", value
+                yield from _list_fields(f"{section}.{key}", value, where)
         else:
             yield section, values
+
+
+def _list_fields(field: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    deepest = 1 if field == mimo.PROVIDER else _DEEPEST if field.startswith(mimo.SECTION) else 0
+    if isinstance(value, Mapping) and field.count(".") <= deepest:
+        for key, below in value.items():
+            yield from _list_fields(f"{field}.{key}", below, where)
+    else:
+        _check_spelling(field.replace(f"{mimo.PROVIDER}.", "model."), where)
+        yield field, value
 
 
 def _check_spelling(field: str, where: str) -> None:
@@ -124,6 +149,6 @@ def _read_overrides(path: Path) -> dict[str, Any]:
         if match and key.partition(".")[0] not in SECTIONS:
             raise JobError(f"overrides {path}: line {number}: {key} is in no section of a configuration")
         if match:
-            _check_spelling(key, f"overrides {path}: line {number}")
+            _check_spelling(key.replace(f"{mimo.PROVIDER}.", "model."), f"overrides {path}: line {number}")
             lines.append(f"{key}: {match['value'] or 'null'}\n")
     return read_document(path, "overrides", part="".join(lines)) if lines else {}
