@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.integrations.mindformers.model_job import build_job
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers
+from mm_autoparallel.model.job.layers import Experts
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
@@ -115,3 +117,15 @@ def test_what_is_wrong_is_named(said: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError) as failure:
         read_huggingface(Section(DEEPSEEK_V3 | said, Path("config.json")))
     assert words in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"num_groups": 3}, "num_groups 3 must divide num_experts 16"),
+        ({"num_groups": 8, "max_groups": 9}, "max_groups 9 is more than num_groups 8"),
+    ],
+)
+def test_groups_of_a_job_keep_the_law(said: dict[str, int], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Experts(num_experts=16, top_k=2, ffn_size=32, **said)  # type: ignore[arg-type]
