@@ -282,9 +282,13 @@ def format_fine_grained(plan: Assignment) -> str:
 
 
 def read_fine_grained(path: Path, num_devices: int) -> Assignment:
-    """The plan at `path` for `num_devices`. Raises PlanError that names file and key, where the lists do not agree with
-    each other or with the devices too."""
-    document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
+    """The plan at `path`; as `parse_fine_grained`."""
+    return parse_fine_grained(read_document(path, WHAT, PlanError), f"{WHAT} {path}", num_devices)
+
+
+def parse_fine_grained(document: Mapping[str, Any], where: str, num_devices: int) -> Assignment:
+    """The plan that a file holds for `num_devices`. Raises PlanError that names `where` and key, where the lists do not
+    agree with each other or with the devices too."""
     lists = {name: numbers_at(document, name, where) for name in _LISTS}
     count = len(lists["tp_size_list"])
     pp = size_at(document, "pp_size", where)
