@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from featured_plans import PLANS as FEATURED
 
+from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.galvatron.paddle import (
@@ -239,3 +241,27 @@ def test_a_spoilt_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="allreduce_size_4") as refused:
         PaddlePlanner(read_flags(flags_of(folder)), is_as_is=True)
     assert "ar.json" in refused.value.where
+
+
+def test_a_plan_by_layer_is_a_strategy_of_its_trainer(tmp_path: Path) -> None:
+    """Each layer's ZeRO stage stands as it is; the vocabulary's is 0 or 3 where layers have strategies of their own."""
+    plan = replace(FEATURED["layer_strategies"], strategy=replace(FEATURED["layer_strategies"].strategy, zero=3))
+    out = tmp_path / "by_layer"
+    export_plan(plan, None, "galvatron", out=out, version="paddle")
+    document = json.loads((out / "fine_grained_config.json").read_text())
+    layouts = {layout.name for layout in plan.strategy.layouts}
+    assert layouts
+    stages, degrees = (document[name].split(",") for name in ("sharding_stage_list", "tp_size_list"))
+    assert len(stages) == sum(plan.layers["text"])
+    assert len({*zip(stages, degrees, strict=True)}) == 1 + len(layouts)
+    again = read_fine_grained(out / "fine_grained_config.json", plan.strategy.world_size)
+    assert again.ends.dp_type == "zero3"
+    flags = (out / "trainer_flags.txt").read_text()
+    assert f"--pipeline_parallel_degree {plan.strategy.pp}\n" in flags
+    for strategy, told in (
+        (replace(plan.strategy, zero=2), "vocabulary has ZeRO 0 or 3"),
+        (replace(plan.strategy, schedule="gpipe"), "runs 1f1b"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            export_plan(replace(plan, strategy=strategy), None, "galvatron", out=tmp_path / "no", version="paddle")
+    assert not (tmp_path / "no").exists()

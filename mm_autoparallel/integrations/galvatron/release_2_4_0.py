@@ -1,8 +1,8 @@
 """Galvatron 2.4.0: its space, searched exactly under its own cost model.
 
-Source: galvatron/core/search_engine of hetu-galvatron 2.4.0. It searches lowest and highest degrees of layers and
-vocabulary besides. The lowest one changes figures (`release_2_4_0_cost.py`), so that here too a space is of a lowest
-degree; the highest one is the buffer's.
+Source: package galvatron.core.search_engine of hetu-galvatron 2.4.0. It searches lowest and highest degrees of layers
+and vocabulary besides. The lowest one changes figures (`release_2_4_0_cost.py`), so that here too a space has one; the
+highest one is the buffer's.
 """
 
 from __future__ import annotations

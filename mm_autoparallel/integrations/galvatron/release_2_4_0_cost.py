@@ -1,6 +1,6 @@
 """The cost model of Galvatron 2.4.0: seconds and MiB of a layer, and of embedding and head, under a strategy.
 
-Source of every formula: galvatron/core/search_engine/cost_model.py of hetu-galvatron 2.4.0. What differs from 2.4.1's
+Source of every formula: module galvatron.core.search_engine.cost_model, hetu-galvatron 2.4.0. What differs from 2.4.1's
 (`cost.py`): a rank's samples are counted in parts; strategies say which devices are neighbours; Ulysses exchanges
 gradients over its data parallel ranks; tensor parallelism sends four all-gathers, timed by bandwidth where Ulysses is
 not searched; gradients are exchanged beside half of the backward where DP is below 4. Its slips are kept, because its

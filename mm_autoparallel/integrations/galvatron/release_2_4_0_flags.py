@@ -1,6 +1,6 @@
 """The flags of Galvatron 2.4.0's search, read as a configuration of 2.4.1 and what that does not say.
 
-Source: galvatron/core/search_engine/arguments.py and the models' meta_configs of hetu-galvatron 2.4.0.
+Source: module galvatron.core.search_engine.arguments and the models' meta_configs of hetu-galvatron 2.4.0.
 """
 
 from __future__ import annotations
