@@ -219,6 +219,7 @@ def _read_older(given: dict[str, Any], extensions: Extensions) -> Space:
     from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy, read_strategy
 
     flags, read = read_flags({name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
+    warn(read.notes)
     planner = OlderPlanner(flags, read, extensions)
     return Space(
         planner.limit_mib,

@@ -119,6 +119,7 @@ def test_models_are_known_by_name_or_by_flags() -> None:
     with pytest.raises(JobError, match=r"--model_size is 'mine'; one of llama-0\.3b"):
         read_flags(flags_of(set_model_config_manually=0, model_size="mine"))
     _, search = read_flags(flags_of(disable_sdp=1, disable_tp_consec=1))
+    assert search.notes == ()
     assert search.file_name == (
         "galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16_bsz16_[sdp_tpconsec_off].json"
     )
@@ -132,11 +133,22 @@ def test_models_are_known_by_name_or_by_flags() -> None:
         ({"use_pipeline_costmodel": 0}, "finds nothing"),
         ({"disable_dp": 1, "search_space": "dp+pp"}, "no way to divide samples"),
         ({"memory_constraint": 0}, "memory_constraint"),
+        ({"disable_vtp": 2}, "--disable_vtp is 2; 0 or 1 is expected"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         read_flags(flags_of(**values))
+
+
+def test_a_size_that_it_does_not_look_at_is_told(tmp_path: Path) -> None:
+    for file in PROFILES.iterdir():  # under the name that 2.4.0 looks for
+        (tmp_path / file.name.replace("llama2-7b_all", "llama-7b")).write_bytes(file.read_bytes())
+    paths = {name: str(tmp_path) for name in flags_of() if name.endswith("_path")}
+    named = {"model_size": "llama-7b", "set_model_config_manually": 0, "set_layernum_manually": 1}
+    _, search = read_flags(flags_of(**paths, **named, num_hidden_layers=8))
+    assert (search.num_layers, search.hidden_size) == (8, 4096)
+    assert [note.split()[0] for note in search.notes] == ["--hidden_size", "--seq_length"]
 
 
 def test_flags_go_with_their_search_alone(capsys: pytest.CaptureFixture[str]) -> None:

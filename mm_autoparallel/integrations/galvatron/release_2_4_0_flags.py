@@ -5,7 +5,7 @@ Source: module galvatron.core.search_engine.arguments and the models' meta_confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ _MODELS = {
 }
 """Hidden size, heads, layers and length of a sequence by `--model_size`, of its meta_configs."""
 ONE_STRATEGY = ("3d", "dp", "sdp", "tp", "pp")
+_SWITCHES = (
+    *("set_model_config_manually", "set_layernum_manually", "set_seqlen_manually", "use_pipeline_costmodel"),
+    *("disable_vtp", "disable_sdp", "disable_tp_consec"),
+)
+_SIZES = {
+    "hidden_size": "",
+    "num_attention_heads": "",
+    "num_hidden_layers": "set_layernum_manually",
+    "seq_length": "set_seqlen_manually",
+}
+"""Flags of sizes, and what makes 2.4.0 look at one by itself."""
 _SPACES = ("full", "dp+tp", "dp+pp", *ONE_STRATEGY)
 
 
@@ -107,6 +118,9 @@ def read_flags(values: Mapping[str, Any]) -> tuple[Flags, Search]:
     for name, words in {"search_space": _SPACES, "sp_space": ("tp", "tp+sp")}.items():
         if getattr(flags, name) not in words:
             raise JobError(f"--{name} is {getattr(flags, name)!r}; one of {', '.join(words)} is expected", key=name)
+    for name in _SWITCHES:
+        if getattr(flags, name) not in (0, 1):
+            raise JobError(f"--{name} is {getattr(flags, name)}; 0 or 1 is expected", key=name)
     if not flags.use_pipeline_costmodel:
         raise JobError(
             "--use_pipeline_costmodel is 0, with which Galvatron 2.4.0 finds nothing; 1 is expected",
@@ -124,15 +138,25 @@ def read_flags(values: Mapping[str, Any]) -> tuple[Flags, Search]:
     search = Search(
         _SCRIPT,
         configuration,
-        flags.model_size,
+        flags.model_size.rsplit("/", maxsplit=1)[-1],
         sizes["hidden_size"],
         sizes["num_layers"],
         sizes["seq_length"],
         hardware,
         profile,
         tuple(off),
+        tuple(_left_out(flags, values)),
     )
     return flags, search
+
+
+def _left_out(flags: Flags, values: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each size that is given and that 2.4.0 does not look at."""
+    for name, switch in _SIZES.items():
+        is_taken = flags.set_model_config_manually or (switch and getattr(flags, switch))
+        if values.get(name) is not None and not is_taken:
+            needed = f"--{switch or 'set_model_config_manually'} 1"
+            yield f"--{name} is left out, as Galvatron 2.4.0 does without {needed}"
 
 
 def _model_sizes(flags: Flags) -> dict[str, int]:
