@@ -31,9 +31,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.int8]
 
-#: Gaps that are proven one after another: two that take less, what a result calls proven, what it calls optimal, and
-#: what solvers can tell.
-GAPS = (1e-2, 5e-3, 1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
+#: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell;
+#: before them two that take less, where a round looks at few placements.
+GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
 #: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
 #: load; runs of a first round.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
@@ -150,7 +150,8 @@ class OrderSearch:
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
         with ThreadPoolExecutor(1) as threads:
-            for gap_fraction in (*(gap for gap in GAPS if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
+            gaps = (*WIDE_GAPS, *GAPS) if self._num_listed < FEW else GAPS
+            for gap_fraction in (*(gap for gap in gaps if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
                 if not self._prove(threads, gap_fraction):
                     return
 
