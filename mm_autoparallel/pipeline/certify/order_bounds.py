@@ -12,8 +12,8 @@ flight, at most H in flight or pending, and at most S pending.
     head + f + turn + max(0, M - A) f + M i + (M - S) e + above
     head + M f + max(0, M - A) i + max(0, M - H) e + turn + i + rest        until its last forward, and then
     head + f + turn + (M - A) (f + i) + max(0, M - H) e + turn + i + rest   where M > A
-    head + (⌈M / A⌉ - 1) (f + turn + i) + f + turn + i + rest          rounds of A micro-batches
-    head + (⌈M / H⌉ - 1) (f + turn + i + e) + f + turn + i + rest
+    head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest     r = ⌈M / A⌉ - 1 rounds of A micro-batches
+    head + r (f + turn + i + e) + (M - 1 - r H) (f + i + e) + f + turn + i + rest     with H; where r = 0, (M - 1) f
 """
 
 from __future__ import annotations
@@ -98,6 +98,15 @@ def most_at_once(room_bytes: Floats, each_bytes: Floats, most: float) -> Floats:
     return np.where(free, most, np.clip(fit, 0.0, most))
 
 
+def _until_last(m: float, most: Floats, forward: Floats, turn: Floats, after: Floats) -> Floats:
+    """[n] between the begins of the first and the last forward. Forward r·most + k begins when `most` before it are
+    through: the k + 1 that this asks for since the begin of the last round, one after another, with k forwards."""
+    rounds = np.ceil(m / most) - 1.0
+    more = m - 1.0 - rounds * most
+    since: Floats = np.where(rounds > 0.0, rounds * (forward + turn + after) + more * (forward + after), more * forward)
+    return since
+
+
 def _bound_rows(rows: Floats, head: Floats, turn: Floats, above: Floats, m: float) -> Floats:
     """[n] the largest of the bounds of the module's docstring."""
     largest_ms: Floats = np.full(rows.shape[1], np.inf)
@@ -121,8 +130,8 @@ def _bound_rows(rows: Floats, head: Floats, turn: Floats, above: Floats, m: floa
         head + forward + turn + later * forward + m * of_input + done + above,
         head + m * forward + before_last + turn + of_input + rest,
         np.where(later > 0.0, head + forward + turn + later * forward + before_last + turn + of_input + rest, 0.0),
-        head + (np.ceil(m / in_flight) - 1.0) * once + once + rest,
-        head + (np.ceil(m / held) - 1.0) * (once + extra) + once + rest,
+        head + _until_last(m, in_flight, forward, turn, of_input) + once + rest,
+        head + _until_last(m, held, forward, turn, of_input + extra) + once + rest,
     ]
     largest_ms[joined] = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
     return largest_ms

@@ -14,7 +14,8 @@ theirs when the last input gradient is handed on; T is at least
     head + M f + (M - A) i + (M - n) w + turn + i + rest  of what runs before its last forward, of which n at most are
     head + f + turn + (M - A) (f + i) + (M - n) w + turn + i + rest, where M > A                 held at once, and then
     head + M (kept (f + turn + i) + pending · w) / room  Little's law: bytes times how long they are held
-    head + (⌈M / n⌉ - 1) pass + f + turn + i + rest      pass of a micro-batch
+    head + r (f + turn + i + w) + (M - 1 - r n) (f + i + w) + f + turn + i + rest         r = ⌈M / n⌉ - 1 rounds, and
+    head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest                 r = ⌈M / A⌉ - 1
 Each takes the least of other stages, so the least over placements of the largest over stages is a shortest path of the
 min-max kind, and the placements below a step can be listed in order of it. Rows whose bound reaches a step are part of
 none below it. Without them the least of the others is more, so further rows reach it; where none is left, nothing is
@@ -157,8 +158,6 @@ def _largest_bounds(
     held_ms_bytes = m * (of[KEPT] * once + of[PENDING] * weight)
     with np.errstate(divide="ignore", invalid="ignore"):
         by_bytes = np.where(of[ROOM] > 0.0, held_ms_bytes / of[ROOM], 0.0)
-        rounds = np.ceil(m / np.maximum(of[MOST_HELD], 1.0)) - 1.0
-        flights = np.ceil(m / np.maximum(of[MOST_IN_FLIGHT], 1.0)) - 1.0
     bounds = [
         head + m * (forward + backward + weight) + tail,
         head + m * (forward + backward) + done + rest,
@@ -169,11 +168,23 @@ def _largest_bounds(
         head + m * forward + before_last + last,
         np.where(after_first > 0.0, first + ahead + before_last + last, 0.0),
         head + by_bytes + tail,
-        head + rounds * (once + weight) + once + rest,
-        head + flights * once + once + rest,
+        head + _rounds_ms(m, of[MOST_HELD], forward, once + weight, forward + backward + weight) + once + rest,
+        head + _rounds_ms(m, of[MOST_IN_FLIGHT], forward, once, forward + backward) + once + rest,
     ]
     largest: Floats = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
     return largest
+
+
+def _rounds_ms(m: float, at_once: Floats, forward: Floats, turn_round: Floats, work: Floats) -> Floats:
+    """[R] from the first forward to the last of m, of which at_once at most are there at a time, for turn_round each.
+
+    The k-th of a round waits for the k-th of the round before, all of which, and the forwards between, the stage works
+    off one after another; in the first round it waits for forwards alone.
+    """
+    most = np.clip(at_once, 1.0, m)
+    rounds = np.ceil(m / most) - 1.0
+    least: Floats = rounds * turn_round + (m - 1.0 - rounds * most) * np.where(rounds > 0.0, work, forward)
+    return least
 
 
 def list_placements(bounds: Bounds, most_ms: float) -> Iterator[tuple[float, tuple[int, ...]]]:

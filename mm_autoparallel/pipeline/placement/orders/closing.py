@@ -14,12 +14,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import (
-    bound_rows,
-    join_rows,
-    least_step,
-    list_placements,
-)
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, join_rows, list_placements
 from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
@@ -64,8 +59,8 @@ class Part:
 class Closing:
     """The search for a proof that no step is below goal_ms."""
 
-    def __init__(self, options: Options, rows: Ints, goal_ms: float, lower_ms: float) -> None:
-        """rows: those that may be part of a step below the goal. lower_ms: a bound that is known."""
+    def __init__(self, options: Options, rows: Ints, goal_ms: float) -> None:
+        """rows: those of which a step below the goal can be made."""
         self.options, self.goal_ms = options, goal_ms
         rows, ms = bound_rows(options, rows, goal_ms)
         row_ms = np.full(len(options.stage), np.inf)
@@ -73,7 +68,6 @@ class Closing:
         bounds = join_rows(options, row_ms)
         self._able = np.isfinite(row_ms)
         self._listing: Iterator[tuple[float, tuple[int, ...]]] = list_placements(bounds, goal_ms)
-        self._least_ms = min(goal_ms, least_step(options, rows, lower_ms, goal_ms))
         self._next_ms, self._listed_all = bounds.least_ms, False
         self.open: list[Part] = []
         self._number = 0
@@ -84,7 +78,7 @@ class Closing:
         """A bound on every placement and order."""
         waiting = [self.goal_ms] if self._listed_all else [min(self._next_ms, self.goal_ms)]
         waiting.extend(part.bound_ms for part in self.open)
-        return max(self._least_ms, min(waiting)) * (1.0 - CLAIM_FRACTION)
+        return min(waiting) * (1.0 - CLAIM_FRACTION)
 
     @property
     def is_done(self) -> bool:

@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_stages, join_rows, list_placements
-from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
+from mm_autoparallel.pipeline.placement.orders.bounds import (
+    bound_rows,
+    bound_stages,
+    join_rows,
+    least_step,
+    list_placements,
+)
+from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
@@ -31,9 +37,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.int8]
 
-#: Gaps that are proven one after another: two that take less, what a result calls proven, what it calls optimal, and
-#: what solvers can tell.
-GAPS = (1e-2, 5e-3, 1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
+#: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell;
+#: before them two that take less, where a round looks at few placements.
+GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
 #: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
 #: load; runs of a first round.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
@@ -64,7 +70,8 @@ class _Best:
 
 
 class OrderSearch:
-    """One call of `place` on a problem with a free order. lower_ms: a bound that is known."""
+    """One call of `place` on a problem with a free order. lower_ms: a bound that is known. listed_ms: the options are
+    all of which a step below it can be made."""
 
     def __init__(
         self,
@@ -75,8 +82,10 @@ class OrderSearch:
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
+        listed_ms: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
+        self._listed_ms = listed_ms
         self.bounds = bound_stages(options)
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = lower_ms
@@ -97,6 +106,9 @@ class OrderSearch:
 
     def search(self) -> None:
         """The first runs of local search, from placements of the least bounds."""
+        self._leave_rows_out()
+        if self.lower_ms >= self.upper_ms * (1.0 - self.gap_fraction):
+            return
         with ThreadPoolExecutor(1) as threads:
             starts = self._first_starts()
             if not starts or self._is_near():
@@ -113,6 +125,14 @@ class OrderSearch:
                     self._offer(best)
                 if self._is_near():
                     break
+
+    def _leave_rows_out(self) -> None:
+        """Of rows, what no step below the best can be made of, or below what is of interest; and what that bounds."""
+        most_ms = min(self.upper_ms, self._listed_ms)
+        if np.isfinite(most_ms):
+            rows, _ = bound_rows(self.options, self._rows_left, most_ms)
+            least_ms = least_step(self.options, rows, self.lower_ms, most_ms) if len(rows) else most_ms
+            self._rows_left, self.lower_ms = rows, max(self.lower_ms, least_ms * (1.0 - CLAIM_FRACTION))
 
     @property
     def _target_ms(self) -> float:
@@ -150,7 +170,8 @@ class OrderSearch:
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
         with ThreadPoolExecutor(1) as threads:
-            for gap_fraction in (*(gap for gap in GAPS if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
+            gaps = (*WIDE_GAPS, *GAPS) if self._num_listed < FEW else GAPS
+            for gap_fraction in (*(gap for gap in gaps if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
                 if not self._prove(threads, gap_fraction):
                     return
 
@@ -303,12 +324,12 @@ class OrderSearch:
             if self.best is None and not np.isfinite(self.upper_ms):
                 goal_ms = self.lower_ms * 2.0
             else:
-                goal_ms = self.upper_ms * (1.0 - gap_fraction)
+                goal_ms = self.upper_ms * (1.0 - gap_fraction) / (1.0 - CLAIM_FRACTION)
             if closing is None:
+                self._leave_rows_out()
                 if self.lower_ms >= goal_ms * (1.0 - 1e-9):
                     return True
-                self._rows_left, _ = bound_rows(self.options, self._rows_left, self.upper_ms)
-                closing = Closing(self.options, self._rows_left, goal_ms, self.lower_ms)
+                closing = Closing(self.options, self._rows_left, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             part = closing.choose()
