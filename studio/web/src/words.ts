@@ -93,6 +93,7 @@ const WORDS = {
   rank: ["rank", "进程"],
   colourBy: ["Colour by", "着色依据"],
   layout: ["Encoder and decoder", "编码器与解码器"],
+  ofLayers: ["layers", "层"],
   replica: ["replica", "副本"],
   drawn: ["drawn", "已绘出"],
   aMicroBatch: ["a micro-batch", "每微批"],

@@ -1,6 +1,6 @@
 import { bytes, ms } from "../format";
 import type { Layout, Module } from "../report";
-import { useWords } from "../words";
+import { useWords, type Word } from "../words";
 
 const BOX = 116;
 const GAP = 10;
@@ -30,7 +30,7 @@ export function LayoutMap({ layout }: { layout: Layout }) {
           width={width}
           height={tops[1] + heights[1] + 4}
           role="img"
-          aria-label={`${title(encoder)}; ${title(decoder)}; ${sentence}`}
+          aria-label={`${title(encoder, words)}; ${title(decoder, words)}; ${sentence}`}
         >
           {layout.pairs.map(([from, to]) => (
             <line
@@ -44,7 +44,7 @@ export function LayoutMap({ layout }: { layout: Layout }) {
           {[encoder, decoder].map((module, row) => (
             <g key={module.name}>
               <text x={0} y={tops[row] - 5}>
-                {title(module)}
+                {title(module, words)}
                 {module.replicas.length < module.sizes.DP ? ` (${module.replicas.length} ${words("drawn")})` : ""}
               </text>
               {module.replicas.map((stages, replica) => (
@@ -73,8 +73,8 @@ export function LayoutMap({ layout }: { layout: Layout }) {
   );
 }
 
-/** `vision (32): TP 2 DP 8`: its layers, and of its sizes those above 1. */
-function title({ name, num_layers, sizes }: Module): string {
+/** `vision, 32 layers: TP 2 DP 8`; of its sizes those above 1. */
+function title({ name, num_layers, sizes }: Module, words: (word: Word) => string): string {
   const told = Object.entries(sizes).filter(([size, value]) => value > 1 || size === "DP");
-  return `${name} (${num_layers}): ${told.map(([size, value]) => `${size} ${value}`).join(" ")}`;
+  return `${name}, ${num_layers} ${words("ofLayers")}: ${told.map(([size, value]) => `${size} ${value}`).join(" ")}`;
 }

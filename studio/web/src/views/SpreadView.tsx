@@ -6,6 +6,8 @@ const WIDTH = 640;
 const HEIGHT = 150;
 const TOP = 64;
 const FOOT = 18;
+/** Room for what the last mark says. */
+const LABEL = 170;
 
 /** How many of the drawn batches take how long, and where mean, p95 and so on lie. */
 export function SpreadView({ spread }: { spread: Spread }) {
@@ -20,7 +22,13 @@ export function SpreadView({ spread }: { spread: Spread }) {
       <h3>{words("spread")}</h3>
       <p>{spread.words}</p>
       <div className="wide" tabIndex={0} role="region" aria-label={words("spread")}>
-        <svg className="picture" width={WIDTH} height={TOP + HEIGHT + FOOT} role="img" aria-label={spread.words}>
+        <svg
+          className="picture"
+          width={WIDTH + LABEL}
+          height={TOP + HEIGHT + FOOT}
+          role="img"
+          aria-label={spread.words}
+        >
           {counts.map((count, index) => (
             <rect
               key={index}
@@ -39,7 +47,7 @@ export function SpreadView({ spread }: { spread: Spread }) {
             return (
               <g key={name} className="mark">
                 <line x1={x} x2={x} y1={y - 8} y2={TOP + HEIGHT} />
-                <text x={x > WIDTH / 2 ? x - 4 : x + 4} y={y} textAnchor={x > WIDTH / 2 ? "end" : "start"}>
+                <text x={x + 4} y={y}>
                   {words(name)} {ms(value)}
                 </text>
               </g>
