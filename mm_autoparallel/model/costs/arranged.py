@@ -82,6 +82,15 @@ def build_arranged(
     return _apart(parts) if arrangement.apart else _inline(parts)
 
 
+def keep_decoder(known: CostModel, problem: Problem) -> Problem:
+    """The decoder's part of a pipeline of the whole chain, and what it holds for itself at least: no groups."""
+    blocks = tuple(block for block in problem.chain if block.modality == known.chain.modalities[-1])
+    static_bytes = problem.context_bytes + _held_once_bytes(blocks)
+    return replace(
+        problem, chain=blocks, stage_static_bytes=(static_bytes,) * problem.num_stages, communicator_bytes=0.0
+    )
+
+
 def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
     """Of one decoder replica's micro-batch, all that its encoder hands on."""
     own = strategy.of_encoder()

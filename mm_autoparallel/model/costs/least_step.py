@@ -44,19 +44,22 @@ class LeastSteps:
     def _least_arranged_ms(self, strategy: Strategy) -> float:
         """The same of two modules. On ranks of its own each has its stages to share its passes out among; on shared
         ones, the encoder's come on top: with each micro-batch, or a whole step's before and after the pipeline."""
-        arrangement, batch = strategy.arrangement, self._costs.job.workload.global_batch_size
+        arrangement = strategy.arrangement
         assert arrangement is not None
-        decoder = strategy.of_decoder()
-        decodes, least = self._costs.chain.modalities[-1], []
-        for part, is_decoder in ((strategy.of_encoder(), False), (decoder, True)):
-            pairs = zip(self._costs.chain.blocks, self._costs.look_up(part), strict=True)
-            held = [(b.count, _sum_passes(cost)) for b, cost in pairs if (b.modality == decodes) == is_decoder]
-            evenly_ms = sum(count * passes_ms for count, passes_ms in held) / part.pp
-            each_ms = max(evenly_ms, max(passes_ms for _, passes_ms in held))
-            least.append(each_ms * (batch // (part.dp * part.mbs)))
-        if arrangement.apart:
-            return max(least) * (1.0 - ROUNDING_FRACTION)
-        return sum(least) * (1.0 - ROUNDING_FRACTION)
+        least = self._least_part_ms(strategy.of_encoder(), False), self._least_part_ms(strategy.of_decoder(), True)
+        return max(least) if arrangement.apart else sum(least)
+
+    def least_decoder_ms(self, decoder: Strategy) -> float:
+        """No strategy with this decoder and whatever arrangement is below. Raises as least_ms."""
+        return self._least_part_ms(decoder, True)
+
+    def _least_part_ms(self, part: Strategy, is_decoder: bool) -> float:
+        decodes, batch = self._costs.chain.modalities[-1], self._costs.job.workload.global_batch_size
+        pairs = zip(self._costs.chain.blocks, self._costs.look_up(part), strict=True)
+        held = [(b.count, _sum_passes(cost)) for b, cost in pairs if (b.modality == decodes) == is_decoder]
+        evenly_ms = sum(count * passes_ms for count, passes_ms in held) / part.pp
+        each_ms = max(evenly_ms, max(passes_ms for _, passes_ms in held))
+        return each_ms * (batch // (part.dp * part.mbs)) * (1.0 - ROUNDING_FRACTION)
 
     def _sum_scale(self, modality: str, num_microbatches: int) -> float:
         """The factors on a block's times, summed over all micro-batches."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Projector, Traced
-from mm_autoparallel.model.costs.arranged import build_arranged, crossing_document
+from mm_autoparallel.model.costs.arranged import build_arranged, crossing_document, keep_decoder
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
@@ -70,6 +70,13 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     if strategy.arrangement:
         return build_arranged(known, strategy, scales, lambda part: _assemble(_price(known, part, scales)))
     return _assemble(_price(known, strategy, scales))
+
+
+def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
+    """The decoder of a strategy with an arrangement, by itself: no time and no byte of it is more than in the whole
+    problem. Raises ProfileError as build_problem."""
+    known = CostModel.of(job).used_by(strategy)
+    return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED)))
 
 
 def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost]:

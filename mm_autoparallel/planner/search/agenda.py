@@ -17,30 +17,53 @@ import numpy as np
 
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
+from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
+from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
+from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
 ANY_ORDER = "free"
 """The schedule that stands for every order of one chunk a stage."""
 
 
 class Agenda:
-    """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on."""
+    """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
 
-    def __init__(self, costs: CostModel) -> None:
+    entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
+    profiled, and what is known of that. branches: what is not listed yet.
+    """
+
+    def __init__(self, costs: CostModel, branches: tuple[Branch, ...] = ()) -> None:
         self.pipelines: list[Pipeline] = []
-        self._costs = costs
+        self.entries: list[SpaceEntry] = []
+        self.overfull: dict[Strategy, str] = {}
+        self._costs, self._steps = costs, LeastSteps(costs)
+        self.branches = Branches(costs, self._steps, branches)
         self.caution = Caution(costs.job)
         self._heap: list[Rank] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
 
-    def add(self, strategy: Strategy, bound_ms: float) -> None:
+    def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool]) -> None:
+        """Take a strategy of the space: where it is lawful, it will be looked at."""
+        self.entries.append(entry)
+        strategy = entry.strategy
+        if entry.reason is not None:
+            return
+        if reason := self._costs.overfull_reason(strategy):
+            self.overfull[strategy] = reason
+        else:
+            self._add(strategy, 0.0 if should_stop() else self._steps.least_ms(strategy))
+
+    def _add(self, strategy: Strategy, bound_ms: float) -> None:
         """Add a strategy of which no placement is below bound_ms."""
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         level = Level(self.caution.most_fill)
@@ -62,7 +85,14 @@ class Agenda:
 
         cutoff_ms, gap_fraction: as in `Pipeline.is_closed`. Raises ProfileError where a cost is missing.
         """
-        while self._heap and not should_stop():
+        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
+        while not should_stop():
+            if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
+                for strategy in self.branches.advance(should_stop):
+                    self.admit(judge(self._costs.job, strategy), should_stop)
+                continue
+            if not self._heap:
+                return None
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
             self._find_betters(pipeline)
             pipeline.learn_from_betters()
@@ -97,6 +127,14 @@ class Agenda:
             if pipeline.twin is None:
                 self.push(pipeline)
         return None
+
+    def _listed_below_ms(self, worth_ms: float) -> float:
+        """Branches of lower bounds are listed first: than the next pipeline's, and than what is still of interest.
+        While no plan is found, those that are listed already go on, for a plan rules out most branches."""
+        if not self._heap:
+            return worth_ms
+        is_unfinished, _, bound_ms, _ = self._heap[0]
+        return min(worth_ms, bound_ms) if math.isfinite(worth_ms) or is_unfinished else 0.0
 
     def _build(self, pipeline: Pipeline) -> None:
         """Build its problem, or find that another pipeline has the same."""

@@ -9,9 +9,10 @@ tried beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleLayout
+from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleKind, ModuleLayout
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -20,13 +21,22 @@ MOST_PHASE_SAMPLES = 32
 """An encoder in phases takes so many samples at once at most: more fill a device and save no time. Assumed."""
 
 
-def list_arranged(
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """All strategies with arrangements of one kind, on one number of devices, beside one decoder."""
+
+    kind: ModuleKind
+    decoder: Strategy
+    strategies: Callable[[], Iterator[Strategy]]
+
+
+def list_branches(
     job: Job,
     num_devices: int,
     decoders: Callable[[int], Iterator[Strategy]],
     divisors: Callable[[int], tuple[int, ...]],
-) -> Iterator[Strategy]:
-    """Every strategy with an arrangement on `num_devices`, of the kinds that search.layouts names.
+) -> Iterator[Branch]:
+    """Those on `num_devices`, of the kinds that search.layouts names.
 
     decoders: the strategies within the limits on so many devices.
     """
@@ -41,12 +51,13 @@ def list_arranged(
 
     if "colocated" in kinds:
         for decoder in lawful(num_devices):
-            yield from _colocated(job, decoder, divisors)
+            yield Branch("colocated", decoder, partial(_colocated, job, decoder, divisors))
     if "disaggregated" in kinds:
         for number in range(1, num_devices):
             if job.cluster.uneven_reason(number) is None:
                 for decoder in lawful(number):
-                    yield from _disaggregated(job, decoder, num_devices - number, divisors)
+                    of = partial(_disaggregated, job, decoder, num_devices - number, divisors)
+                    yield Branch("disaggregated", decoder, of)
 
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:

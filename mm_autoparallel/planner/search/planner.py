@@ -14,7 +14,7 @@ is left whose bound is below the best step, that step is the optimum of the whol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,9 +22,8 @@ import numpy as np
 
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.pipeline.solve.cache import SolvedCache
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
@@ -36,8 +35,9 @@ from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_place
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
+from mm_autoparallel.planner.search.arrangements import Branch
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
-from mm_autoparallel.planner.search.ends import candidate_of
+from mm_autoparallel.planner.search.ends import list_ends
 from mm_autoparallel.planner.search.over_batches import rank_over_batches
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.recall import find_known, remember, remember_probe
@@ -45,7 +45,7 @@ from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.slices import next_slice_s
-from mm_autoparallel.planner.search.space import SpaceEntry, list_space
+from mm_autoparallel.planner.search.space import SpaceEntry, list_all_branches, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
@@ -86,8 +86,10 @@ def search(
             end, error = ("came to its time limit", Unfinished) if is_late else ("was interrupted", Interrupted)
             raise error(f"the search {end} before it began", where=f"job file {job.path}")
 
-    space = list_space(job, look)
-    run = _Search(CostModel(job), space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
+    branches = list_all_branches(job, look)
+    space = list_space(job, look, branches)
+    told = time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s
+    run = _Search(CostModel(job), space, branches, *told)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
@@ -103,7 +105,7 @@ def examine(
     Raises ProfileError where a profile does not fit.
     """
     costs, began_s = CostModel.of(job), time.monotonic()
-    run = _Search(costs, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
+    run = _Search(costs, entries, (), time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates
@@ -113,13 +115,13 @@ def examine(
 class _Search:
     """The state of one search. pipelines: those of the agenda, twins included.
 
-    visited: those that were given to a solver, in their order. overfull: strategies of which a block ran out of memory
-    when it was profiled, and what is known of that. saved_s: what the cache spared. is_last_lap: the last open
-    pipelines have all the time that is left.
+    visited: those that were given to a solver, in their order. saved_s: what the cache spared. is_last_lap: the last
+    open pipelines have all the time that is left.
     """
 
     costs: CostModel
     space: tuple[SpaceEntry, ...]
+    branches: tuple[Branch, ...]
     time_limit_s: float | None
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
@@ -128,7 +130,6 @@ class _Search:
     cache: SolvedCache | None
     began_s: float
     pipelines: list[Pipeline] = field(default_factory=list)
-    overfull: dict[Strategy, str] = field(default_factory=dict)
     visited: list[Pipeline] = field(default_factory=list)
     interrupted: bool = False
     used_processes: bool = False
@@ -138,12 +139,9 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.job, self.telling = self.costs.job, Telling(self.on_progress)
-        self.agenda, steps = Agenda(self.costs), LeastSteps(self.costs)
-        for strategy in (entry.strategy for entry in self.space if entry.reason is None):
-            if reason := self.costs.overfull_reason(strategy):
-                self.overfull[strategy] = reason
-            else:
-                self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
+        self.agenda = Agenda(self.costs, self.branches)
+        for entry in self.space:
+            self.agenda.admit(entry, self.should_stop)
         self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping
@@ -180,6 +178,10 @@ class _Search:
         return next((p.rank_ms for p in self.ranked()[self.top_k - 1 :]), np.inf)
 
     @property
+    def worth_ms(self) -> float:  # what does not rank below it is as good as the cutoff
+        return (1.0 - max(self.gap_fraction, OPTIMAL_GAP_FRACTION)) * self.cutoff_ms
+
+    @property
     def gap_fraction(self) -> float:
         is_early = self.elapsed_s + self.saved_s < EXACT_S and not self.is_last_lap
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
@@ -187,7 +189,7 @@ class _Search:
     @property
     def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
         still = (p for p in self.pipelines if not (p.infeasible or p.twin or p.is_waiting))
-        return min((p.bound_ms for p in still), default=np.inf)
+        return min([self.agenda.branches.least_ms, *(p.bound_ms for p in still)])
 
     def open_pipelines(self) -> list[Pipeline]:
         """Those of which something is still to be known."""
@@ -196,10 +198,11 @@ class _Search:
 
     def progress(self) -> Progress:
         best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
-        num_open = sum(len(p.strategies) for p in self.open_pipelines())
+        branches = self.agenda.branches
+        num_open = sum(len(p.strategies) for p in self.open_pipelines()) + branches.num_open(self.cutoff_ms)
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
-        num_done = len(self.space) - num_open
-        return Progress(best_ms, lower_bound_ms, num_done, len(self.space), self.elapsed_s, self.left_s)
+        number = len(self.agenda.entries) + branches.num_unlisted
+        return Progress(best_ms, lower_bound_ms, number - num_open, number, self.elapsed_s, self.left_s)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
@@ -344,7 +347,9 @@ class _Search:
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.costs, plan))
-        return tuple(estimates), tuple(self.candidates(self.why_stopped()))
+        return tuple(estimates), tuple(
+            list_ends(self.agenda, self.cutoff_ms, self.worth_ms, self.gap_fraction, self.why_stopped())
+        )
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
@@ -373,20 +378,8 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
-        if all(map(is_too_much, self.open_pipelines())):
+        if not self.agenda.branches.num_open(self.worth_ms) and all(map(is_too_much, self.open_pipelines())):
             return "finished"
         if self.interrupted:
             return "interrupted"
         return "time limit" if self.left_s <= 0 else "processes died"
-
-    def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
-        """Every strategy of the space with its end."""
-        now = (self.cutoff_ms, self.gap_fraction, stopped)
-        ends = {s: candidate_of(p, s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
-        for entry in self.space:
-            if entry.reason is not None:
-                yield Candidate(entry.strategy, "unlawful", entry.reason)
-            elif entry.strategy in self.overfull:
-                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy], bounded_by="profile")
-            else:
-                yield ends[entry.strategy]

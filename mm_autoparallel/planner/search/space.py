@@ -21,7 +21,7 @@ from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
-from mm_autoparallel.planner.search.arrangements import list_arranged
+from mm_autoparallel.planner.search.arrangements import Branch, list_branches
 
 ONE_STAGE = "1f1b"
 """The order of one stage: a micro-batch forth and back, before the next."""
@@ -84,23 +84,47 @@ def describe_strategy(strategy: Strategy) -> str:
     return " ".join(words)
 
 
-def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
-    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below."""
+def judge(job: Job, strategy: Strategy) -> SpaceEntry:
+    """The strategy with the rule of `job` that it breaks, if it does."""
+    return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
 
-    def judge(strategy: Strategy) -> SpaceEntry:
-        look()
-        return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
 
+def list_entries(
+    job: Job, look: Callable[[], None] = lambda: None, branches: Sequence[Branch] | None = None
+) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below.
+    branches: whose strategies are meant, beside those of the chain (None: all)."""
     strategies = set()
-    for num_devices in job.search.devices or (job.cluster.num_devices,):
-        for strategy in _list_on(job, num_devices):
+    for num_devices in _numbers_of_devices(job) if "chain" in job.search.kinds else ():
+        for strategy in _combine(job, num_devices):
+            look()
+            strategies.add(strategy)
+    for branch in list_all_branches(job, look) if branches is None else branches:
+        for strategy in branch.strategies():
             look()
             strategies.add(strategy)
     in_order = sorted(strategies, key=lambda strategy: (strategy_key(strategy), strategy.world_size))
-    entries = [judge(strategy) for strategy in in_order]
+    entries = []
+    for strategy in in_order:
+        look()
+        entries.append(judge(job, strategy))
     if job.search.layer_strategies:
-        entries += map(judge, sorted(_list_layer_wise(entries), key=strategy_key))
+        entries += [judge(job, strategy) for strategy in sorted(_list_layer_wise(entries), key=strategy_key)]
     return tuple(entries)
+
+
+def list_all_branches(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Branch, ...]:
+    """Every branch of `job`: none where search.layouts names the chain alone. look: as below."""
+    found = []
+    for num_devices in _numbers_of_devices(job) if job.search.kinds != ("chain",) else ():
+        for branch in list_branches(job, num_devices, partial(_combine, job), divisors):
+            look()
+            found.append(branch)
+    return tuple(found)
+
+
+def _numbers_of_devices(job: Job) -> tuple[int, ...]:
+    return job.search.devices or (job.cluster.num_devices,)
 
 
 def _list_layer_wise(entries: Sequence[SpaceEntry]) -> Iterator[Strategy]:
@@ -121,12 +145,19 @@ def _list_layer_wise(entries: Sequence[SpaceEntry]) -> Iterator[Strategy]:
                 yield replace(member, cp_kind=kind, layouts=tuple(sorted(near)))
 
 
-def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
+def list_space(
+    job: Job, look: Callable[[], None] = lambda: None, branches: Sequence[Branch] | None = None
+) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`. look: called for each, to raise what should end it.
+    branches: as in `list_entries`; where one of them has a lawful strategy, none need be among those that are listed.
 
     Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
     """
-    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job, look)
+    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job, look, branches)
+    if any(judge(job, one).reason is None for branch in branches or () for one in branch.strategies()):
+        return entries
+    if branches:
+        entries = list_entries(job, look)
     if not entries:
         given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
         named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)
@@ -144,14 +175,6 @@ def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Space
             where=f"job file {job.path}",
         )
     return entries
-
-
-def _list_on(job: Job, num_devices: int) -> Iterator[Strategy]:
-    """Those of every layout that search.layouts names, on so many devices."""
-    if "chain" in job.search.kinds:
-        yield from _combine(job, num_devices)
-    if job.search.kinds != ("chain",):
-        yield from list_arranged(job, num_devices, partial(_combine, job), divisors)
 
 
 def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
