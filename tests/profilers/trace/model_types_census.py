@@ -1,6 +1,6 @@
 """How every model type of the installed transformers that takes images or sounds is read.
 
-    python tests/profilers/trace/model_types_census.py [--only TYPE...] [--part I/N]
+    python tests/profilers/trace/model_types_census.py [--only TYPE... | --missing]
 
 Of each type the class is built from its default config (with what publishers' files say where the default contradicts
 itself, published_sizes.py), without memory. A type that a reader of this package describes is read by it, any other is
@@ -120,17 +120,17 @@ def is_whole(told: dict[str, Any]) -> bool:
 def main() -> int:
     """Records each type; how many are read whole, and whether one is so no more."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", nargs="+", default=())
-    parser.add_argument("--part", default="1/1", help="I/N: the I-th of N parts of the types")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--only", nargs="+", default=())
+    chosen.add_argument("--missing", action="store_true", help="types that have no record yet")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     import transformers
 
-    part, num_parts = (int(number) for number in arguments.part.split("/"))
-    types = list_types()
-    lost = []
-    for model_type in sorted(arguments.only or types)[part - 1 :: num_parts]:
+    types, lost = list_types(), []
+    recorded = json.loads(RECORD.read_text())["types"] if arguments.missing else {}
+    for model_type in arguments.only or [one for one in types if one not in recorded]:
         told = record_type(model_type)
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
         before = record.get("types", {})

@@ -27,6 +27,7 @@ def test_types_are_recorded_as_what_reads_them_now() -> None:
     assert {name for name, told in TYPES.items() if told["route"] == "described"} == TYPES.keys() & FAMILIES.keys()
 
 
+@pytest.mark.nightly
 def test_the_record_has_every_type_of_its_release() -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
