@@ -233,12 +233,11 @@ def take_apart(fields: Fields, where: str, has_experts: bool) -> Modules:
     if ranks % spans:
         raise JobError(f"{where}: EP x ETP of {LANGUAGE} is {spans}, and that does not divide its TP x CP x DP {ranks}")
     batch = fields.get(_MICRO_BATCH)
-    for module, dp in ((LANGUAGE, own[_DP]), (name, beside[_DP])):
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % dp:
-            raise JobError(
-                f"{where}: {_MICRO_BATCH} is {describe_value(batch)}; it counts the samples of all replicas, and a "
-                f"multiple of {module}'s {_DP} {dp} is expected"
-            )
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % own[_DP] or batch % beside[_DP]:
+        raise JobError(
+            f"{where}: {_MICRO_BATCH} is {describe_value(batch)}; it counts the samples of all replicas, and a "
+            f"multiple of the {_DP} of {LANGUAGE}, {own[_DP]}, and of {name}, {beside[_DP]}, is expected"
+        )
     world_size = ranks * own["pipeline_model_parallel_size"]
     sizes = {_OF_MODEL[key]: beside[key] for key in _OF_MODEL if _OF_MODEL[key] in ("pp", "tp", "cp")}
     encoder = ModuleLayout(name, **sizes, dp=beside[_DP], mbs=batch // beside[_DP], rank_offset=beside[_OFFSET])
