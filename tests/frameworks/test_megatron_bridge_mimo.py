@@ -222,3 +222,35 @@ def test_a_person_s_mimo_file_changes_where_the_plan_decides(tmp_path: Path) -> 
     chain = Plan(Strategy(2, 4, 2, 1, zero=1), {"text": (6, 6)}, {"text": (0, 0)}, 32)
     with pytest.raises(PlanError, match="ranks of their own, and the plan is one pipeline"):
         export(chain, tmp_path / "chain", into=(path,))
+
+
+SCRIPT = """#!/bin/bash
+LANGUAGE_TP="${LANGUAGE_TP:-4}"
+MBS=2
+RUN=$(cat <<'EOF'
+cmd=(
+    uv run --no-sync python
+    examples/megatron_mimo/qwen35_vl/finetune_qwen35_vl.py
+    --global-batch-size 32
+    --micro-batch-size "${MBS}"
+    --component "language=tp=${LANGUAGE_TP},pp=2,cp=1,dp=2,rank_offset=0"
+    --component "images=tp=1,dp=1,rank_offset=16"
+)
+"${cmd[@]}"
+EOF
+)
+"""
+
+
+def test_a_launch_script_s_components_are_a_layout(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "sft.sh"
+    path.write_text(SCRIPT)
+    found, kind = find_kind(path, None)
+    assert found == BRIDGE
+    plan = kind.read_plan(path, Given(model, world_size=17))
+    assert plan.strategy.arrangement == make_plan().strategy.arrangement
+    assert (plan.strategy.pp, plan.strategy.mbs, plan.strategy.zero, plan.global_batch_size) == (3, 1, 1, 32)
+    assert plan.layers == {"vision": (4, 0, 0), "text": (0, 6, 6)}
+    path.write_text(SCRIPT.replace("dp=1", "pd=1"))
+    with pytest.raises(JobError, match="line 11: --component images"):
+        kind.read_plan(path, Given(model, world_size=17))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import describe_value, read_document, read_text
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
 from mm_autoparallel.integrations.megatron_bridge import mimo
 from mm_autoparallel.integrations.megatron_bridge.fields import CHUNKS, FIELDS, LAYOUT, to_flags
-from mm_autoparallel.integrations.megatron_bridge.recipes import RETURNED, Unread, read_recipe
+from mm_autoparallel.integrations.megatron_bridge.launch import SCRIPTS, is_script, read_script
+from mm_autoparallel.integrations.megatron_bridge.recipes import RETURNED, Unread, find_recipe, read_recipe
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.validation import nearest
@@ -41,6 +43,8 @@ _OVERRIDE = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<left
 def is_config(path: Path) -> bool:
     """Whether the file at `path` is one of Megatron-Bridge's."""
     try:
+        if path.suffix in SCRIPTS:
+            return is_script(path)
         if path.suffix in _YAML:
             document = read_document(path, "configuration")
             model, known = document.get("model"), _OF_MODEL | {mimo.SECTION}
@@ -56,6 +60,11 @@ def is_config(path: Path) -> bool:
         )
     except PlannerError:
         return False
+
+
+def find_started_devices(path: Path) -> tuple[int | None, int | None]:
+    """Nodes and devices a node that a launch script starts; None where only the machine knows."""
+    return find_devices(read_launch_script(path)) if path.suffix in SCRIPTS else (None, None)
 
 
 def open_config(path: Path, given: Given) -> LaunchScript:
@@ -91,11 +100,27 @@ def read_fields(path: Path, given: Given) -> dict[str, Any]:
     for one in (path, *(each for each in given.beside if each not in recipes)):
         if one.suffix in _PYTHON:
             found |= read_recipe(one, recipes, given.entry)
+        elif one.suffix in SCRIPTS:
+            found |= _read_started(one, recipes, given.entry)
         elif one.suffix in _YAML:
             found |= dict(flatten(read_document(one, "configuration"), f"configuration {one}"))
         else:
             found |= _read_overrides(one)
     return found
+
+
+def _read_started(path: Path, recipes: Sequence[Path], entry: str | None) -> dict[str, Any]:
+    """What the launch script at `path` sets over its recipe, which is in one of the files `recipes`."""
+    fields, recipe = read_script(path)
+    if not recipe:
+        return fields
+    found = find_recipe(entry or recipe, recipes)
+    if found is None:
+        hint = "name it with --entry, and give" if "$" in recipe else "give"
+        raise JobError(f"launch script {path}: it starts the recipe {entry or recipe}, which is in none of the files "
+                       f"beside it; {hint} the recipe's Python too")  # fmt: skip
+    main, name = found
+    return read_recipe(main, [each for each in recipes if each != main], name) | fields
 
 
 def to_script(fields: Mapping[str, Any], path: Path) -> LaunchScript:

@@ -12,16 +12,16 @@ VERSIONS = ("0.3", "0.6")
 
 
 def _launches() -> Sequence[LaunchKind]:
-    from mm_autoparallel.integrations.megatron_bridge.config import is_config
+    from mm_autoparallel.integrations.megatron_bridge.config import find_started_devices, is_config
     from mm_autoparallel.integrations.megatron_bridge.dialect import describe_config, read_config_plan
     from mm_autoparallel.integrations.megatron_bridge.written import export_patch, planned_files
     from mm_autoparallel.integrations.patching import write_patched
 
     return [
         LaunchKind(
-            title="a configuration of Megatron-Bridge (YAML, overrides, or a recipe's Python)",
+            title="a configuration of Megatron-Bridge (YAML, overrides, a recipe's Python, a script that starts it)",
             is_one=is_config,
-            find_devices=lambda _: (None, None),
+            find_devices=find_started_devices,
             describe=describe_config,
             read_plan=read_config_plan,
             planned_files=planned_files,

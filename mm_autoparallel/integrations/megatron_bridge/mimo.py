@@ -30,10 +30,10 @@ PROVIDER = "model.standard_provider"
 """The model as it would be without MIMO; what is set there holds for the decoder, recompute for the encoder too."""
 LANGUAGE = "language"
 
-_MODULES = f"{SECTION}.module_parallelisms"
+MODULES = f"{SECTION}.module_parallelisms"
 _FILE = "megatron.bridge.models.megatron_mimo.megatron_mimo_config"
 _TARGET = "_target_"
-_CLASSES = {SECTION: f"{_FILE}.MegatronMIMOParallelismConfig", _MODULES: f"{_FILE}.ModuleParallelismConfig"}
+_CLASSES = {SECTION: f"{_FILE}.MegatronMIMOParallelismConfig", MODULES: f"{_FILE}.ModuleParallelismConfig"}
 _NAMES = {"vision": "images", "audio": "audios"}
 """What Megatron-Bridge's own providers and examples call an encoder."""
 _OF_MODEL = {
@@ -199,8 +199,8 @@ def _list_modules(strategy: Strategy, encoder: ModuleLayout, deals: bool) -> dic
     modules = {LANGUAGE: own, _NAMES.get(encoder.name, encoder.name): beside}
     found: dict[str, Any] = {f"{SECTION}.{_TARGET}": _CLASSES[SECTION]}
     for module, sizes in modules.items():
-        where = f"{_MODULES}.{module}"
-        found |= {f"{where}.{_TARGET}": _CLASSES[_MODULES]} | {f"{where}.{name}": sizes[name] for name in _SIZES}
+        where = f"{MODULES}.{module}"
+        found |= {f"{where}.{_TARGET}": _CLASSES[MODULES]} | {f"{where}.{name}": sizes[name] for name in _SIZES}
     return found | {_MICRO_BATCH: decoder.mbs * decoder.dp}
 
 
@@ -221,24 +221,23 @@ def take_apart(fields: Fields, where: str, has_experts: bool) -> Modules:
     own = modules.pop(LANGUAGE, None)
     if own is None or len(modules) != 1:
         raise JobError(
-            f"{where}: {_MODULES} has {', '.join([LANGUAGE] * (own is not None) + [*modules]) or 'nothing'}; "
+            f"{where}: {MODULES} has {', '.join([LANGUAGE] * (own is not None) + [*modules]) or 'nothing'}; "
             f"{LANGUAGE} and one encoder are planned"
         )
     ((name, beside),) = modules.items()
     for size in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
         if beside[size] != 1:
-            raise JobError(f"{where}: {_MODULES}.{name}.{size} is {beside[size]}, and encoders have no experts there")
+            raise JobError(f"{where}: {MODULES}.{name}.{size} is {beside[size]}, and encoders have no experts there")
     spans = own["expert_tensor_parallel_size"] * own["expert_model_parallel_size"]
     ranks = own["tensor_model_parallel_size"] * own["context_parallel_size"] * own[_DP]
     if ranks % spans:
         raise JobError(f"{where}: EP x ETP of {LANGUAGE} is {spans}, and that does not divide its TP x CP x DP {ranks}")
     batch = fields.get(_MICRO_BATCH)
-    for module, dp in ((LANGUAGE, own[_DP]), (name, beside[_DP])):
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % dp:
-            raise JobError(
-                f"{where}: {_MICRO_BATCH} is {describe_value(batch)}; it counts the samples of all replicas, and a "
-                f"multiple of {module}'s {_DP} {dp} is expected"
-            )
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % own[_DP] or batch % beside[_DP]:
+        raise JobError(
+            f"{where}: {_MICRO_BATCH} is {describe_value(batch)}; it counts the samples of all replicas, and a "
+            f"multiple of the {_DP} of {LANGUAGE}, {own[_DP]}, and of {name}, {beside[_DP]}, is expected"
+        )
     world_size = ranks * own["pipeline_model_parallel_size"]
     sizes = {_OF_MODEL[key]: beside[key] for key in _OF_MODEL if _OF_MODEL[key] in ("pp", "tp", "cp")}
     encoder = ModuleLayout(name, **sizes, dp=beside[_DP], mbs=batch // beside[_DP], rank_offset=beside[_OFFSET])
@@ -271,9 +270,9 @@ def name_encoder(module: str, known: tuple[str, ...]) -> str:
 def _read_modules(fields: Fields, where: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for field, value in fields.items():
-        if not field.startswith(f"{_MODULES}."):
+        if not field.startswith(f"{MODULES}."):
             continue
-        module, _, key = field[len(_MODULES) + 1 :].partition(".")
+        module, _, key = field[len(MODULES) + 1 :].partition(".")
         if not key or isinstance(value, Mapping):
             raise JobError(f"{where}: {field} is {describe_value(value)}; sizes of a module are expected below it")
         sizes = found.setdefault(module, {})
@@ -291,5 +290,5 @@ def _read_modules(fields: Fields, where: str) -> dict[str, dict[str, int]]:
         sizes[key] = value
     for module, sizes in found.items():
         if _DP not in sizes:
-            raise JobError(f"{where}: {_MODULES}.{module} has no {_DP}, which MIMO does not work out by itself")
+            raise JobError(f"{where}: {MODULES}.{module} has no {_DP}, which MIMO does not work out by itself")
     return {module: dict.fromkeys(_SIZES, 1) | {_OFFSET: 0} | sizes for module, sizes in found.items()}
