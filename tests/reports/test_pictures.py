@@ -65,6 +65,6 @@ def test_every_drawn_batch_is_in_a_bar() -> None:
     assert found is not None
     assert sum(found.counts) == 256 == over.batches
     assert (found.low_ms, found.high_ms) == pytest.approx((steps_ms[0], steps_ms[-1]))
-    assert found.marks == {"at_mean": 140.0, "mean": 150.0, "p95": 200.0, "p99": 230.0, "cvar95": 220.0}
+    assert found.marks_ms == {"at_mean": 140.0, "mean": 150.0, "p95": 200.0, "p99": 230.0, "cvar95": 220.0}
     assert "steps_ms" not in over.document()
     assert spread_steps(None) is None

@@ -78,5 +78,5 @@ def spread_steps(over: StepOverBatches | None) -> Spread | None:
         low_ms=float(edges[0]),
         high_ms=float(edges[-1]),
         counts=tuple(counts.tolist()),
-        marks={name.removesuffix("_ms"): told[name] for name in _MARKS},
+        marks_ms={name.removesuffix("_ms"): told[name] for name in _MARKS},
     )

@@ -141,14 +141,14 @@ class Layout(Noun):
 class Spread(Noun):
     """The step over drawn batches. counts: of batches, in equal parts of the time from low_ms to high_ms.
 
-    marks: mean, p95 and so on, in ms, by the names of the result file. words: the same in a sentence.
+    marks_ms: mean, p95 and so on, by the names of the result file. words: the same in a sentence.
     """
 
     words: str
     low_ms: float
     high_ms: float
     counts: tuple[int, ...]
-    marks: dict[str, float]
+    marks_ms: dict[str, float]
 
 
 class BlockSource(Noun):

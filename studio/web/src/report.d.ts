@@ -185,14 +185,14 @@ export interface Module {
 /**
  * The step over drawn batches. counts: of batches, in equal parts of the time from low_ms to high_ms.
  *
- * marks: mean, p95 and so on, in ms, by the names of the result file. words: the same in a sentence.
+ * marks_ms: mean, p95 and so on, by the names of the result file. words: the same in a sentence.
  */
 export interface Spread {
   words: string;
   low_ms: number;
   high_ms: number;
   counts: number[];
-  marks: {
+  marks_ms: {
     [k: string]: number;
   };
 }

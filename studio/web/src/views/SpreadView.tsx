@@ -16,7 +16,7 @@ export function SpreadView({ spread }: { spread: Spread }) {
   const most = Math.max(...counts);
   const bar = WIDTH / counts.length;
   const place = (value: number) => ((value - low_ms) / (high_ms - low_ms || 1)) * WIDTH;
-  const marks = Object.entries(spread.marks).sort(([, a], [, b]) => a - b);
+  const marks = Object.entries(spread.marks_ms).sort(([, a], [, b]) => a - b);
   return (
     <>
       <h3>{words("spread")}</h3>
