@@ -141,6 +141,16 @@ def test_flags_that_mean_nothing_are_refused(values: dict[str, Any], words: str)
         read_flags(flags_of(**values))
 
 
+def test_a_factor_of_times_makes_layers_slower() -> None:
+    once, twice = (
+        search_older(planner_of(costmodel_coe=factor, search_space="sdp", memory_constraint=80)).best
+        for factor in (1.0, 2.0)
+    )
+    assert once is not None
+    assert twice is not None
+    assert once.step_s * 1.5 < twice.step_s < once.step_s * 2
+
+
 def test_a_size_that_it_does_not_look_at_is_told(tmp_path: Path) -> None:
     for file in PROFILES.iterdir():  # under the name that 2.4.0 looks for
         (tmp_path / file.name.replace("llama2-7b_all", "llama-7b")).write_bytes(file.read_bytes())

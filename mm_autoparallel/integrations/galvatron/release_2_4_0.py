@@ -72,7 +72,7 @@ class OlderPlanner:
             if is_cut(batch, devices):
                 buffer_mib = self.cost.buffer_mib(batch, devices, max(degrees)) if is_buffered else 0
                 costs = {kind: self.cost.layer(kind, batch) for kind in kinds}
-                moved = reshard(kinds, batch, self.search.hardware, self.cost.sample_mib, self.flags.costmodel_coe)
+                moved = reshard(kinds, batch, self.search.hardware, self.cost.sample_mib, self.flags.time_factor)
                 tally = Tally(plan, costs, self.cost.ends(plan.ends, batch), moved, buffer_mib, counts_parts=True)
                 scores.append(tally.score(self.limit_mib, self.reserve_mib))
         if not scores:
@@ -216,7 +216,7 @@ def _parts_with(
         batch.chunks,
         extensions.spread,
         extensions.counts_every_stage or extensions.spread > 0,
-        reshard(layers, batch, search.hardware, planner.cost.sample_mib, planner.flags.costmodel_coe)
+        reshard(layers, batch, search.hardware, planner.cost.sample_mib, planner.flags.time_factor)
         if extensions.counts_resharding
         else None,
     )

@@ -90,7 +90,8 @@ class Flags:
     mixed_precision: str = "bf16"
     pipeline_type: str = "gpipe"
     use_pipeline_costmodel: int = 1
-    costmodel_coe: float = 1.0
+    time_factor: float = 1.0
+    """--costmodel_coe: of times of layers."""
     sequence_parallel: bool = False
     no_global_memory_buffer: bool = False
     no_async_grad_reduce: bool = False
@@ -114,7 +115,8 @@ class Flags:
 def read_flags(values: Mapping[str, Any]) -> tuple[Flags, Search]:
     """From values of flags by their names, None where nobody says, and the profiles that they name. Raises JobError
     that names flag, or file and key."""
-    flags = Flags(**{each.name: values[each.name] for each in fields(Flags) if values.get(each.name) is not None})
+    named = {**values, "time_factor": values.get("costmodel_coe")}
+    flags = Flags(**{each.name: named[each.name] for each in fields(Flags) if named.get(each.name) is not None})
     for name, words in {"search_space": _SPACES, "sp_space": ("tp", "tp+sp")}.items():
         if getattr(flags, name) not in words:
             raise JobError(f"--{name} is {getattr(flags, name)!r}; one of {', '.join(words)} is expected", key=name)
@@ -202,5 +204,5 @@ def _sections(flags: Flags, sizes: Mapping[str, int]) -> dict[str, Any]:
         "search_space_info": take("disable_dp", "disable_tp", "disable_pp", "disable_ckpt", "max_tp_deg", "max_pp_deg")
         | {"disable_fsdp": flags.disable_sdp},
         "options_info": take("output_config_path", "fine_grained_mode"),
-        "debug_info": {"debug_costmodel_coe": flags.costmodel_coe},
+        "debug_info": {"debug_costmodel_coe": flags.time_factor},
     }
