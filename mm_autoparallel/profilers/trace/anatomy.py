@@ -123,12 +123,10 @@ def _run_whole(
     model: nn.Module, lists: Mapping[str, nn.ModuleList], config: Any, dtype: torch.dtype
 ) -> tuple[Media, tuple[Route, CutForward] | str]:
     """All of the model at once, on tokens and images or else sounds: which, and as `first_that_runs`."""
-    media: Media
-    for media in ("images", "audios"):
-        found = first_that_runs(model, lists, "text", whole_steps(model, config, dtype, media))
-        if not isinstance(found, str):
-            break
-    return media, found
+    seen = first_that_runs(model, lists, "text", whole_steps(model, config, dtype, "images"))
+    if not isinstance(seen, str):
+        return "images", seen
+    return "audios", first_that_runs(model, lists, "text", whole_steps(model, config, dtype, "audios"))
 
 
 def _reaches_more(probe: CutForward, probes: Sequence[CutForward]) -> bool:
