@@ -31,7 +31,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     WEIGHT_MS,
     Figures,
 )
-from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
+from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
@@ -195,19 +195,7 @@ def _rows_of_stage(
         )
     )
     a, b = units.start[intervals.begin], units.start[intervals.end]
-    of_interval, counts, sums = [], [], []
-    num_rows = 0
-    for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
-        more, adds = mixes.fill(begin, end)
-        num_rows += len(more)
-        if num_rows > MAX_ROWS or should_stop():
-            raise TooManyPatterns
-        of_interval.append(np.full(len(more), i))
-        counts.append(more)
-        sums.append(adds)
-    at = np.concatenate([np.zeros(0, dtype=np.int64), *of_interval])
-    added = np.concatenate([np.zeros((0, 5)), *sums])
-    lanes = np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *counts])
+    at, lanes, added = _fill_each(intervals, mixes, should_stop)
     factor, link_ms = problem.time_factors[stage], list_host_links(problem)[stage]
     weight_ms, extra_ms = factor * (weights[b] - weights[a])[at], factor * (extras[b] - extras[a])[at]
     host_ms = link_ms * added[:, 4]
@@ -263,6 +251,21 @@ def _rows_of_stage(
         "is_split": is_split[kept],
         "is_whole": is_whole[kept],
     }
+
+
+def _fill_each(intervals: Intervals, mixes: _Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
+    """Of all intervals: which each row is of, its layers in each lane, and what they add. Raises TooManyPatterns."""
+    of_interval, num_rows = [np.zeros(0, dtype=np.int64)], 0
+    counts, sums = [np.zeros((0, mixes.units.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]
+    for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
+        more, adds = mixes.fill(begin, end)
+        num_rows += len(more)
+        if num_rows > MAX_ROWS or should_stop():
+            raise TooManyPatterns
+        of_interval.append(np.full(len(more), i))
+        counts.append(more)
+        sums.append(adds)
+    return np.concatenate(of_interval), np.concatenate(counts), np.concatenate(sums)
 
 
 def _limit(rows: Floats, num_microbatches: int, host_bytes: Floats, host_room: Floats) -> None:
