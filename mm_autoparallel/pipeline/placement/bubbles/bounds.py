@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.laid_out import list_layouts, relaxed
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks
 
 Floats = NDArray[np.float64]
 

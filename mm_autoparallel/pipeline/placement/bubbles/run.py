@@ -17,9 +17,9 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all
 from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices, list_tasks
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices, list_tasks
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.problem import Placement, Problem

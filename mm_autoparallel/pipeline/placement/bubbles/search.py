@@ -12,9 +12,9 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed, read_ms
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.improve import anneal
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
 from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
-from mm_autoparallel.pipeline.placement.bubbles.tasks import list_tasks
+from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.engine import play

@@ -3,8 +3,8 @@ the name behind, `2F0@vision`: pass 2, forward, stage 0 of the encoder's own pip
 
 from __future__ import annotations
 
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks
 from mm_autoparallel.pipeline.schedules.action import format_action
 
 
