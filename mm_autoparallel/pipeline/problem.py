@@ -244,7 +244,7 @@ def has_same_counts(problem: Problem, other: Problem) -> bool:
     def counted(of: Problem) -> object:
         blocks = tuple((block.count, tuple(mode.name for mode in block.modes)) for block in of.chain)
         has_order = find_schedule(of.schedule, of.num_chunks).given_by == "placement"
-        return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches
+        return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches, len(of.encoders)
 
     return counted(problem) == counted(other)
 

@@ -15,11 +15,11 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders, de
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed
 from mm_autoparallel.pipeline.placement.bubbles.compare import compare, features_bytes, prefetched_ms, steps_by_cap
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
+from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
+from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
 from mm_autoparallel.pipeline.simulate.encoders.play import Player
-from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
 from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
-from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 

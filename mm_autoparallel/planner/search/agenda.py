@@ -20,8 +20,8 @@ from mm_autoparallel.model.costs.held_once import count_communicator_kinds
 from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
 from mm_autoparallel.planner.search.arrangements import Branch
 from mm_autoparallel.planner.search.branches import Branches
@@ -129,8 +129,8 @@ class Agenda:
         return None
 
     def _listed_below_ms(self, worth_ms: float) -> float:
-        """Branches of lower bounds are listed first: than the next pipeline's, and than what is still of interest. While
-        no plan is found, those that are listed already go on, for a plan rules out most branches."""
+        """Branches of lower bounds are listed first: than the next pipeline's, and than what is still of interest.
+        While no plan is found, those that are listed already go on, for a plan rules out most branches."""
         if not self._heap:
             return worth_ms
         is_unfinished, _, bound_ms, _ = self._heap[0]
@@ -184,4 +184,5 @@ def _has_none(pipeline: Pipeline) -> bool:
 def is_too_much(pipeline: Pipeline) -> bool:
     """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
     strategy = pipeline.strategies[0]
-    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER)
+    in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER or in_bubbles)

@@ -18,7 +18,7 @@ from mm_autoparallel.model.costs.stage import build_decoder
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.planner.search.arrangements import Branch
-from mm_autoparallel.planner.search.candidate import Candidate
+from mm_autoparallel.planner.search.candidate import Bounded, Candidate
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class Branches:
                 told = f"{what}: it does not fit by itself: {one.reason}"
                 yield Candidate(first, "infeasible", told, count, overflow_bytes=over, bounded_by="memory")
                 continue
-            by = "paths" if one.is_bounded else "block costs"
+            by: Bounded = "paths" if one.is_bounded else "block costs"
             is_closed = one.bound_ms >= worth_ms
             told = (
                 f"{what}: by itself it takes {one.bound_ms:.3f} ms at least, and {cutoff_ms:.3f} ms is reached"

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.simulate.loads import graph_of, peak_bytes, sum_loads
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.candidate import Candidate
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.space import describe_strategy
+
+
+def list_ends(
+    agenda: Agenda, cutoff_ms: float, worth_ms: float, gap_fraction: float, stopped: str
+) -> Iterator[Candidate]:
+    """The ends of all strategies that were listed, in their order, and of the branches that were not. worth_ms: what is
+    not below it is as good as the cutoff."""
+    now = cutoff_ms, gap_fraction, stopped
+    ends = {s: candidate_of(p, s, *now) for p in agenda.pipelines if p.twin is None for s in p.strategies}
+    for strategy, reason in ((entry.strategy, entry.reason) for entry in agenda.entries):
+        if reason is not None:
+            yield Candidate(strategy, "unlawful", reason)
+        elif strategy in agenda.overfull:
+            yield Candidate(strategy, "infeasible", agenda.overfull[strategy], bounded_by="profile")
+        else:
+            yield ends[strategy]
+    yield from agenda.branches.candidates(cutoff_ms, worth_ms, stopped)
 
 
 def candidate_of(
@@ -57,7 +76,7 @@ def _peak_of(pipeline: Pipeline) -> float | None:
     problem, placement = pipeline.problem, pipeline.placement
     if problem is None or placement is None:
         return None
-    peaks = peak_bytes(problem, sum_loads(problem, placement), graph_of(problem, placement))
+    peaks = simulate(problem, placement).peak_memory_bytes
     return float(peaks[np.argmax(peaks / np.array(problem.memory_limit_bytes))])
 
 

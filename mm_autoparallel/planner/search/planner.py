@@ -14,7 +14,7 @@ is left whose bound is below the best step, that step is the optimum of the whol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +23,6 @@ import numpy as np
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.pipeline.solve.cache import SolvedCache
@@ -38,7 +37,7 @@ from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
 from mm_autoparallel.planner.search.arrangements import Branch
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
-from mm_autoparallel.planner.search.ends import candidate_of
+from mm_autoparallel.planner.search.ends import list_ends
 from mm_autoparallel.planner.search.over_batches import rank_over_batches
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.recall import find_known, remember, remember_probe
@@ -94,7 +93,8 @@ def search(
 
     branches = list_all_branches(job, look)
     space = list_space(job, look, branches)
-    run = _Search(CostModel(job), space, branches, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
+    told = time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s
+    run = _Search(CostModel(job), space, branches, *told)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
@@ -355,7 +355,9 @@ class _Search:
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.costs, plan))
-        return tuple(estimates), tuple(self.candidates(self.why_stopped()))
+        return tuple(estimates), tuple(
+            list_ends(self.agenda, self.cutoff_ms, self.worth_ms, self.gap_fraction, self.why_stopped())
+        )
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
@@ -389,17 +391,3 @@ class _Search:
         if self.interrupted:
             return "interrupted"
         return "time limit" if self.left_s <= 0 else "processes died"
-
-    def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
-        """Every strategy of the space with its end."""
-        now = (self.cutoff_ms, self.gap_fraction, stopped)
-        ends = {s: candidate_of(p, s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
-        overfull = self.agenda.overfull
-        for entry in self.agenda.entries:
-            if entry.reason is not None:
-                yield Candidate(entry.strategy, "unlawful", entry.reason)
-            elif entry.strategy in overfull:
-                yield Candidate(entry.strategy, "infeasible", overfull[entry.strategy], bounded_by="profile")
-            else:
-                yield ends[entry.strategy]
-        yield from self.agenda.branches.candidates(self.cutoff_ms, self.worth_ms, stopped)

@@ -12,13 +12,13 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed, read_ms
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.improve import anneal
-from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
 from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
-from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, overfull_hosts, peak_host_bytes
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -40,7 +40,9 @@ class Search:
         lower_ms: float,
         should_stop: Callable[[], bool],
         on_better: Callable[[float], None],
+        gap_fraction: float = 0.0,
     ) -> None:
+        self.gap_fraction = max(gap_fraction, OPTIMAL_GAP_FRACTION)
         self.problem, self.lower_ms, self.should_stop, self.on_better = problem, lower_ms, should_stop, on_better
         self.is_free = find_schedule(problem.decoder.schedule, problem.decoder.num_chunks).given_by == "placement"
         self.least_ms = read_ms(problem)
@@ -53,7 +55,7 @@ class Search:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to be found or shown."""
-        return self.step_ms <= self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION)
+        return self.step_ms <= self.lower_ms * (1.0 + self.gap_fraction)
 
     def look(
         self, placement: Placement, decoder_ms: float, num_runs: int = RUNS, num_moves: int = MOVES_PER_TASK
@@ -67,15 +69,16 @@ class Search:
         if bound_ms >= self.step_ms:
             return
         player = Player(tasks)
-        step_ms, words = construct(player, bound_ms, num_runs, self.should_stop, self.seed)
+        enough_ms = bound_ms * (1.0 + self.gap_fraction)
+        step_ms, words = construct(player, enough_ms, num_runs, self.should_stop, self.seed)
         if words is None:
             return
         if self.is_free:
             player, words = self._with_moves(placement, player, words)
         self.seed += 1
-        if step_ms > bound_ms * (1.0 + OPTIMAL_GAP_FRACTION) and num_moves:
+        if step_ms > bound_ms * (1.0 + self.gap_fraction) and num_moves:
             moves = num_moves * tasks.num_tasks
-            step_ms, words = anneal(player, words, moves, bound_ms, self.should_stop, self.seed)
+            step_ms, words = anneal(player, words, moves, enough_ms, self.should_stop, self.seed)
         if max(step_ms, self.least_ms) < self.step_ms:
             self.placed_bound_ms = bound_ms
             self._take(player, words, step_ms)
@@ -154,7 +157,7 @@ class Search:
     def solve(self) -> None:
         """Let CP-SAT look for better orders of the best placement, and show how far they can get."""
         for effort_s in EFFORTS_S:
-            if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms:
+            if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms or self.is_done:
                 return
             solved = solve_words(self.player, self.step_ms, self.placed_bound_ms, effort_s, self.should_stop)
             self.placed_bound_ms = max(self.placed_bound_ms, solved.lower_bound_ms)
