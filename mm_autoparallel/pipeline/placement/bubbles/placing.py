@@ -35,7 +35,9 @@ def place_beside(
     if found.status == "infeasible":
         return replace(shown, overflow_bytes=found.decoder.overflow_bytes)
     if found.placement is None or found.tasks is None or found.words is None:
-        return replace(shown, status="dominated" if lower_ms >= enough * cutoff_ms else "unknown")
+        if lower_ms >= enough * cutoff_ms:
+            return replace(shown, status="dominated", reason="")
+        return replace(shown, status="unknown")
     orders = write_orders(found.tasks, found.words)[: problem.num_stages]
     placement = replace(found.placement, orders=orders)
     timeline = simulate(problem, placement)
