@@ -9,11 +9,14 @@ from two_modules import make_job
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.least_step import LeastSteps
+from mm_autoparallel.model.costs.stage import build_decoder, build_problem
 from mm_autoparallel.model.job.sample_source import SampleSource
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
 from mm_autoparallel.planner.search.planner import search
-from mm_autoparallel.planner.search.space import list_entries
+from mm_autoparallel.planner.search.space import judge, list_all_branches, list_entries
 
 
 def test_nothing_but_the_chain_unless_asked() -> None:
@@ -43,6 +46,29 @@ def test_one_bound_for_all_kinds() -> None:
     assert answer.outside
     assert answer.estimate is not None
     assert answer.estimate.step_ms == pytest.approx(each["disaggregated"].estimates[0].step_ms)
+
+
+def test_a_decoder_by_itself_bounds_all_layouts_beside_it() -> None:
+    job = make_job(layouts="all", mbs=[1], cp=[1], tp=[1, 2])
+    costs = CostModel(job)
+    steps, num_bounded = LeastSteps(costs), 0
+    for branch in list_all_branches(job)[::2]:
+        for strategy in [one for one in branch.strategies() if judge(job, one).reason is None][:1]:
+            whole, alone = bound_step(build_problem(costs, strategy)), bound_step(build_decoder(costs, strategy))
+            assert alone.step_ms <= whole.step_ms * (1 + 1e-9)
+            assert steps.least_decoder_ms(branch.decoder) <= steps.least_ms(strategy) * (1 + 1e-9)
+            num_bounded += 1
+    assert num_bounded > 5
+
+
+def test_layouts_beside_a_slow_decoder_are_one_candidate() -> None:
+    job = make_job(layouts="all", mbs=[1], cp=[1])
+    result = search(job, num_workers=1)
+    together = [one for one in result.candidates if one.reason.startswith("all ")]
+    assert together
+    assert all(one.status in ("dominated", "infeasible") and not one.was_placed for one in together)
+    assert all((one.bound_ms or 0.0) >= result.objective.rank_bound_ms * (1 - 1e-9) for one in together)
+    assert len(result.candidates) < len(list_entries(job))
 
 
 def test_layouts_and_schedules_together() -> None:

@@ -54,12 +54,10 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     """
     known = CostModel.of(job)
     job = known.job
-    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
-    if reason:
+    if reason := unlawful_reason(job.model, job.cluster, job.workload, strategy):
         raise JobError(f"no lawful strategy: {reason}", where=f"job file {job.path}")
     known = known.used_by(strategy)
-    reason = known.overfull_reason(strategy)
-    if reason:
+    if reason := known.overfull_reason(strategy):
         raise ProfileError(
             f"{reason}; more tensor parallel ranks or smaller micro-batches may do", where=f"job file {job.path}"
         )
@@ -73,8 +71,7 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
 
 
 def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
-    """The decoder of a strategy with an arrangement, by itself: no time and no byte of it is more than in the whole
-    problem. Raises ProfileError as build_problem."""
+    """The decoder of an arrangement by itself: no figure of it is above the whole problem's. Raises ProfileError."""
     known = CostModel.of(job).used_by(strategy)
     return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED)))
 
@@ -82,8 +79,7 @@ def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
 def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost]:
     """The cost of one of each block, by the block's name, with the sources of its figures. Raises ProfileError."""
     known = CostModel.of(job)
-    found = known.look_up(strategy)
-    return {block.name: cost for block, cost in zip(known.chain.blocks, found, strict=True)}
+    return {block.name: cost for block, cost in zip(known.chain.blocks, known.look_up(strategy), strict=True)}
 
 
 def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, Any]:
@@ -119,16 +115,15 @@ def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, 
     decodes = known.chain.modalities[-1]
     before, after = ([one for one in found if (one[0].modality == decodes) == last] for last in (False, True))
     sources = list_cost_sources(after, *basis, strategy.of_decoder(), known.has_tied_table)
-    names = {source.name for source in sources}  # one name stands for groups of both
     others = list_cost_sources(before, *basis, strategy.of_encoder(), has_tied_table=False)
+    names = {source.name for source in sources}  # one name stands for groups of both
     return (*sources, *(source for source in others if source.name not in names))
 
 
 def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:
     """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
     known = CostModel.of(job)
-    works = (cost for cost in known.look_up(strategy) if cost.forward_ms > 0)
-    if not any(cost.time_source == "analytic" for cost in works):
+    if not any(cost.time_source == "analytic" for cost in known.look_up(strategy) if cost.forward_ms > 0):
         return None
     facts, host_share = strategy.facts_of(known.workload), known.host_share(strategy)
     doubts = list_doubts(known.chain, facts, known.cluster.device.name, known.calibration, host_share)
@@ -139,9 +134,8 @@ def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:
 class _Priced:
     """What one of each block costs under a strategy, and what it shares with other stages and replicas.
 
-    table: the cost of the embedding without what is added beside it. microbatch_scale: modality → factors on its times,
-    per micro-batch. held_count: parameters that a device holds of each block. output_bytes: what crosses a cut after
-    each block.
+    table: the cost of the embedding without what is added beside it. microbatch_scale: modality → factors on its times.
+    held_count: parameters that a device holds of each block. output_bytes: what crosses a cut after it.
     """
 
     known: CostModel
@@ -280,8 +274,7 @@ def _part(block: ChainBlock, cost: BlockCost) -> ChainBlock:
 
 def _step_ms(known: CostModel, strategy: Strategy) -> float:
     """What a step takes beside all operators: where shapes are sent before tensors, that wait at every boundary while
-    the pipeline fills and drains; between, stages have other micro-batches to work on.
-    """
+    the pipeline fills and drains; between, stages have other micro-batches to work on."""
     figures = known.calibration.figures
     num_waits = 2 * (strategy.pp * strategy.vpp - 1) if known.workload.variable_seq_lengths and strategy.pp > 1 else 0
     return figures.step_ms + num_waits * figures.shape_exchange_ms

@@ -19,6 +19,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.planner.search.arrangements import Branch
 from mm_autoparallel.planner.search.candidate import Bounded, Candidate
+from mm_autoparallel.planner.search.space import judge
 
 
 @dataclass(eq=False)
@@ -65,9 +66,10 @@ class Branches:
             yield from one.branch.strategies()
             return
         one.is_bounded = True
-        first = next(one.branch.strategies(), None)
+        first = self._first_of(one.branch)
         if first is None:
             self._listed.add(number)
+            yield from one.branch.strategies()
             return
         if not self._costs.overfull_reason(first.of_decoder()):
             bound = bound_step(build_decoder(self._costs, first), should_stop=should_stop)
@@ -76,13 +78,17 @@ class Branches:
         if not one.reason:
             heapq.heappush(self._heap, (one.bound_ms, number))
 
+    def _first_of(self, branch: Branch) -> Strategy | None:
+        """Its first lawful strategy; None where it has none."""
+        return next((one for one in branch.strategies() if judge(self._costs.job, one).reason is None), None)
+
     def candidates(self, cutoff_ms: float, worth_ms: float, stopped: str) -> Iterator[Candidate]:
-        """The end of each branch that was never listed, under the name of its first strategy. worth_ms: what is not
+        """The end of each branch that was never listed, named by its first lawful strategy. worth_ms: what is not
         below it is as good as the cutoff."""
         batch = self._costs.job.workload.global_batch_size
         for number, one in enumerate(self._open):
-            first = next(one.branch.strategies(), None)
-            if number in self._listed or first is None:
+            first = None if number in self._listed else self._first_of(one.branch)
+            if first is None:
                 continue
             what = f"all {one.branch.kind} layouts beside this decoder"
             count = first.num_microbatches(batch)

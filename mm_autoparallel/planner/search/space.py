@@ -149,11 +149,13 @@ def list_space(
     job: Job, look: Callable[[], None] = lambda: None, branches: Sequence[Branch] | None = None
 ) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`. look: called for each, to raise what should end it.
-    branches: as in `list_entries`; where one of them has a lawful strategy, none need be among those that are listed.
+    branches: those of the job, whose strategies are left out; then none need be lawful of those that are listed, where
+    one of theirs is.
 
     Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
     """
-    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job, look, branches)
+    limits, num_devices = job.search, job.cluster.num_devices
+    entries = list_entries(job, look, None if branches is None else ())
     if any(judge(job, one).reason is None for branch in branches or () for one in branch.strategies()):
         return entries
     if branches:
