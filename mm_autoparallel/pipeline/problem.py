@@ -238,11 +238,11 @@ class Placement:
 
 
 def has_same_counts(problem: Problem, other: Problem) -> bool:
-    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes,
-    and as many micro-batches where placements have an order of them."""
+    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes on
+    the same stages, and as many micro-batches where placements have an order of them."""
 
     def counted(of: Problem) -> object:
-        blocks = tuple((block.count, tuple(mode.name for mode in block.modes)) for block in of.chain)
+        blocks = tuple((block.count, block.within, tuple(mode.name for mode in block.modes)) for block in of.chain)
         has_order = find_schedule(of.schedule, of.num_chunks).given_by == "placement"
         return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches, len(of.encoders)
 

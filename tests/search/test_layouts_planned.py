@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from two_modules import make_job
+from two_modules import APART, make_job
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -14,6 +14,7 @@ from mm_autoparallel.model.costs.stage import build_decoder, build_problem
 from mm_autoparallel.model.job.sample_source import SampleSource
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
+from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import judge, list_all_branches, list_entries
@@ -69,6 +70,13 @@ def test_layouts_beside_a_slow_decoder_are_one_candidate() -> None:
     assert all(one.status in ("dominated", "infeasible") and not one.was_placed for one in together)
     assert all((one.bound_ms or 0.0) >= result.objective.rank_bound_ms * (1 - 1e-9) for one in together)
     assert len(result.candidates) < len(list_entries(job))
+
+
+def test_placements_of_a_chain_are_no_hint_where_ranks_are_apart() -> None:
+    apart = build_problem(CostModel(make_job()), APART.strategy)
+    chain = replace(apart, chain=tuple(replace(block, within=None) for block in apart.chain))
+    assert has_same_counts(apart, replace(apart, p2p_ms=(1.0, 1.0)))
+    assert not has_same_counts(apart, chain)
 
 
 def test_layouts_and_schedules_together() -> None:
