@@ -17,6 +17,8 @@ TINKER ?=
 # checkouts of PKU-DAIR/Hetu-Galvatron and FeixLiu/paddle-galvatron, for `make nightly`; none: they are left out
 GALVATRON ?=
 PADDLE_GALVATRON ?=
+# sources of hetu-galvatron 2.4.0 (pip download --no-deps --no-binary :all:), for `make nightly`; none: they are left out
+GALVATRON_2_4_0 ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
@@ -25,8 +27,8 @@ PLANNERS ?=
 .PHONY: check lint types docs test quick format nightly check-frameworks
 
 check:
-	$(MAKE) --no-print-directory --jobs=2 lint types docs
-	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory --jobs=2 lint docs
+	$(MAKE) --no-print-directory --jobs=2 types test
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -65,6 +67,7 @@ nightly:
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MINDSPEED_LLM),--megatron $(MINDSPEED_LLM)/examples)
 	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
+	$(PYTHON) tests/frameworks/galvatron_2_4_0.py --seed $(NIGHT) $(if $(GALVATRON_2_4_0),--sources $(GALVATRON_2_4_0) --python $(ENVIRONMENTS)/galvatron/bin/python)
 	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron) $(if $(PADDLE_GALVATRON),--paddle $(PADDLE_GALVATRON))
 	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
@@ -73,6 +76,7 @@ nightly:
 	$(PYTHON) tests/hooks/older_torch.py 2.6.0
 	$(PYTHON) tests/hooks/older_torch.py 2.7.1 --tests
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
+	$(PYTHON) tests/profilers/trace/model_types_census.py
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)

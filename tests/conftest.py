@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from forked_cli import ForkedCli
+from forked_ranks import ForkedRanks
 from hypothesis import HealthCheck, settings
 
 import mm_autoparallel
@@ -30,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # What starts processes, by the fixtures that do.
-IN_PROCESSES = {"run_cli", "forked_cli", "launch", "profiled", "workplace", "logs"}
+IN_PROCESSES = {"run_cli", "forked_cli", "forked_ranks", "launch", "profiled", "workplace", "logs"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,6 +87,18 @@ def forked_cli() -> Iterator[ForkedCli]:
     server = ForkedCli()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def forked_ranks() -> Iterator[ForkedRanks]:
+    """Ranks of the training scripts, torch and the example's model loaded once."""
+    server = Path(__file__).parent / "cli" / "forked_ranks.py"
+    inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
+    python = os.environ.get("TRAINING_PYTHON", sys.executable)
+    environment = inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    ranks = ForkedRanks([python, str(server)], environment)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Any, get_args
 
 from doc_house import assistant_tools, export_features, floors, heavy_packages, lint_rules, registered_frameworks
+from doc_models import model_types
 from doc_tables import escaped, table
 from pydantic import BaseModel
 
@@ -372,7 +373,7 @@ def _list_parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from (("synopsis", synopsis), ("verbs", verbs), ("script-flags", script_flags), ("exit-codes", exit_codes))
     yield "tuning-flags", tuning_flags
     yield from (("job-keys", job_keys), ("model-keys", model_keys), ("devices", devices), ("stacks", stacks))
-    yield from (("words", words), ("calibrations", calibrations))
+    yield from (("words", words), ("calibrations", calibrations), ("model-types", model_types))
     yield from (("schedules", schedules), ("result-keys", result_keys), ("strategy-keys", strategy_keys))
     yield from (("floors", floors), ("heavy-packages", heavy_packages), ("frameworks", registered_frameworks))
     yield from (("assistant-tools", assistant_tools), ("export-features", export_features), ("lint-rules", lint_rules))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from failures import TrainingError
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import read_text
 from mm_autoparallel.integrations.torch.schedule_csv import Orders, read_csv
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
-from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
-from model import Held, Piece
+from model import Piece
+from parallelism import Parallelism
 from sizes import MODEL_SIZES, change_text, read_document
 
 WITHOUT_EFFECT = {
@@ -223,34 +221,6 @@ def read_shape(arguments: argparse.Namespace, document: dict[str, Any]) -> Sampl
     return shape
 
 
-@dataclass(frozen=True)
-class Parallelism:
-    """How training is divided. pieces: what each virtual stage holds. order: in the place of the schedule's own."""
-
-    pp: int
-    tp: int
-    micro_batch_size: int
-    zero: int
-    fsdp: bool
-    schedule: str
-    pieces: tuple[tuple[Held, ...], ...]
-    order: Orders | None = None
-
-    @property
-    def v_shaped(self) -> bool:
-        """Whether every second chunk runs back through the pipeline's ranks."""
-        return self.order.v_shaped if self.order else SCHEDULES[self.schedule].v_shaped
-
-    @property
-    def parted(self) -> bool:
-        """Whether weight gradients are computed apart from those of inputs."""
-        return any("I" in text for text in self.order.texts) if self.order else SCHEDULES[self.schedule].splits
-
-    def numbers_on(self, place: int) -> list[int]:
-        """The virtual stages of the pipeline rank at `place`, by chunk."""
-        return [virtual_stage(chunk, place, self.pp, self.v_shaped) for chunk in range(len(self.pieces) // self.pp)]
-
-
 def read_order(arguments: argparse.Namespace, pp: int) -> Orders | None:
     """The order of --pipeline-order; None without that flag. Raises PlanError naming line and cell that are wrong."""
     path: Path | None = arguments.pipeline_order
@@ -288,6 +258,7 @@ def read_parallelism(arguments: argparse.Namespace, document: dict[str, Any], wo
     vpp = vpp or 1
     return Parallelism(
         pp=pp,
+        dp=world_size // (pp * tp),
         tp=tp,
         micro_batch_size=arguments.micro_batch_size,
         zero=int(arguments.use_distributed_optimizer),

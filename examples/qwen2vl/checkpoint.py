@@ -73,12 +73,15 @@ class Weights:
 
 
 def save_checkpoint(
-    folder: Path, stages: list[tuple[int, Stage, tuple[Held, ...]]], config: Qwen2VLConfig, ranks: Ranks
+    folder: Path, stages: list[tuple[int, Stage, tuple[Held, ...], Ranks]], config: Qwen2VLConfig
 ) -> None:
-    """Write the weights of all ranks' virtual stages (number, stage, what it holds). Every rank takes part."""
+    """Write the weights of all ranks' virtual stages (number, stage, what it holds, the ranks it is divided over).
+
+    Every rank takes part.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    writes = ranks.place("dp") == 0 and ranks.place("tp") == 0
-    for number, stage, pieces in stages:
+    for number, stage, pieces, ranks in stages:
+        writes = ranks.place("dp") == 0 and ranks.place("tp") == 0
         tensors = {}
         for name, parameter in _named_wholes(stage, pieces, ranks.size("tp")):
             if writes:

@@ -122,14 +122,14 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], limit_factor: float, num_replicas: int) -> float:
+def clip_gradients(shares: Iterable[tuple[Iterable[nn.Parameter], int]], limit_factor: float) -> float:
     """Scale gradients so that their norm over all ranks is at most `limit_factor`; the norm before.
 
-    num_replicas: ranks among which a stage's parameters repeat or divide (data times tensor parallel). Every gradient
-    counts once, however many ranks hold it.
+    shares: parameters, and the number of ranks among which they repeat or divide (data times tensor parallel). Every
+    gradient counts once, however many ranks hold it.
     """
     gradients, total = [], torch.zeros(())
-    for parameter in parameters:
+    for parameter, num_replicas in ((each, number) for parameters, number in shares for each in parameters):
         if parameter.grad is None:
             continue
         gradient = local(parameter.grad)

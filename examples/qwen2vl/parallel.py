@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor.parallel import (
@@ -37,10 +37,22 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands: its device and the mesh (pp, dp, tp) of all of them."""
+    """Where this process stands: its device and the mesh (pp, dp, tp) of all that share the same modules.
+
+    Of a mesh that this process is not in, it knows `of_stage` alone.
+    """
 
     device: torch.device
     mesh: DeviceMesh
+
+    @property
+    def here(self) -> bool:
+        """Whether this process is one of them."""
+        return self.mesh.get_coordinate() is not None
+
+    def of_stage(self, stage: int) -> Tensor:
+        """Numbers of the ranks of a pipeline stage, (dp, tp)."""
+        return self.mesh.mesh[stage]
 
     def size(self, dimension: str) -> int:
         """Ranks along `pp`, `dp` or `tp`."""
@@ -55,23 +67,23 @@ class Ranks:
         return self.mesh[dimension].get_group()
 
 
-def join(pp: int, tp: int) -> Ranks:
-    """Join the process group that torchrun describes, or be alone; what PP and TP leave over is data parallel.
+def join() -> torch.device:
+    """Join the process group that torchrun describes, or be alone; this process's device.
 
-    The device is the one that LOCAL_RANK numbers; on CPU it is a core. Raises ProfileError where there are too few.
+    It is the one that LOCAL_RANK numbers; on CPU it is a core. Raises ProfileError where there are too few.
     """
     device = claim_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if dist.is_initialized():
-        return Ranks(device, _mesh(device, pp, tp))
-    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    backend = device_backend(find_device_type())
-    dist.init_process_group(backend, device_id=device if device.index is not None else None, **alone)
-    return Ranks(device, _mesh(device, pp, tp))
+    if not dist.is_initialized():
+        alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        backend = device_backend(find_device_type())
+        dist.init_process_group(backend, device_id=device if device.index is not None else None, **alone)
+    return device
 
 
-def _mesh(device: torch.device, pp: int, tp: int) -> DeviceMesh:
-    dp = dist.get_world_size() // (pp * tp)
-    return init_device_mesh(device.type, (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
+def divide(device: torch.device, pp: int, dp: int, tp: int, first: int = 0) -> Ranks:
+    """The mesh of the pp · dp · tp ranks from `first` on. Every process calls it, whether it is one of them or not."""
+    ranks = torch.arange(first, first + pp * dp * tp).view(pp, dp, tp)
+    return Ranks(device, DeviceMesh(device.type, ranks, mesh_dim_names=("pp", "dp", "tp")))
 
 
 # ------------------------------------------------------------------------------------------------ tensor parallel

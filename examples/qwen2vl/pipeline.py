@@ -7,7 +7,7 @@ from a file) run as actions in PyTorch's own runtime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -36,7 +36,8 @@ class Layout:
     """How a step is laid out: what every virtual stage holds, over how many micro-batches, in which order.
 
     pieces: per virtual stage, in the order data flows. order: in the place of the schedule's own. num_frozen: virtual
-    stages in front that train nothing.
+    stages in front that train nothing. num_behind: stages that follow on ranks of another pipeline. num_rounds: a step
+    is so many runs.
     """
 
     pieces: tuple[tuple[Held, ...], ...]
@@ -45,12 +46,16 @@ class Layout:
     schedule: str
     order: Orders | None = None
     num_frozen: int = 0
+    num_behind: int = 0
+    num_rounds: int = 1
 
 
 class Pipeline:
     """Runs forwards and backwards of one step. stages: this rank's virtual stages, replicated as they train.
 
-    bare: the same stages without the wrapper of data parallelism.
+    bare: the same stages without the wrapper of data parallelism. arrive: where an encoder of sizes of its own runs
+    elsewhere, returns the next features for the first stage. depart: in such an encoder on ranks of its own, sends
+    features, and returns a loss that waits for their gradient.
     """
 
     def __init__(
@@ -62,12 +67,23 @@ class Pipeline:
         config: Qwen2VLConfig,
         shape: SampleShape,
         dtype: torch.dtype,
+        arrive: Callable[[], Tensor] | None = None,
+        depart: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._stages, self._layout, self._device = stages, layout, ranks.device
+        self._stages, self._layout, self._device, self._depart = stages, layout, ranks.device, depart
         self._wanted = {name for stage in bare for name in stage.wanted}
+        if arrive is not None and ranks.place("pp") == 0:
+            bare[0].register_forward_pre_hook(
+                lambda _, args, batch: (args, batch | {"hidden": arrive()}), with_kwargs=True
+            )
         self._schedule: _PipelineSchedule | None = None
-        if ranks.size("pp") > 1:
+        if ranks.size("pp") > 1 or depart is not None:
             self._schedule = self._make_schedule(ranks, config, shape, dtype)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a run."""
+        return self._layout.num_microbatches
 
     @property
     def needs_pixels(self) -> bool:
@@ -80,6 +96,8 @@ class Pipeline:
         losses: list[Tensor] = []
         if self._schedule is None:
             self._accumulate(tensors, losses)
+        elif self._depart is not None:
+            self._schedule.step(target=batch.image_grid, return_outputs=False, **tensors)
         else:
             target = tensors.get("labels")
             self._schedule.step(target=target, losses=losses, return_outputs=False, **tensors)
@@ -111,16 +129,17 @@ class Pipeline:
     def _accumulate(self, tensors: dict[str, Tensor], losses: list[Tensor]) -> None:
         """The only stage: forward and backward of one micro-batch after the other."""
         (stage,), count = self._stages, self._layout.num_microbatches
+        share = count * self._layout.num_rounds
         chunks = {name: tensor.chunk(count) for name, tensor in tensors.items()}
         for index in range(count):
             micro_batch = {name: parts[index] for name, parts in chunks.items()}
             if index == count - 1:
                 with_reduction(stage)
-                loss = stage(**micro_batch) / count
+                loss = stage(**micro_batch) / share
                 loss.backward()
             else:
                 with without_reduction(stage):
-                    loss = stage(**micro_batch) / count
+                    loss = stage(**micro_batch) / share
                     loss.backward()
             losses.append(loss)
 
@@ -152,10 +171,10 @@ class Pipeline:
 
         def mean_share(output: Tensor, _: Tensor) -> Tensor:
             """A stage's output is its loss already; micro-batches share the mean equally."""
-            return output / count
+            return output / count if self._depart is None else self._depart(output)
 
         name, whole_rounds = layout.schedule, count % num_ranks == 0
-        if layout.order is not None:
+        if layout.order is not None or layout.num_behind:
             return _Planned(stages, count, mean_share, order)
         if name == "interleaved_1f1b" and whole_rounds:
             return ScheduleInterleaved1F1B(stages, count, mean_share, scale_grads=False)
@@ -176,7 +195,8 @@ def find_order(layout: Layout, num_stages: int) -> Orders:
     if order is None:
         schedule = find_schedule(layout.schedule, num_chunks)
         check_rounds(schedule, num_stages, count)
-        stages = tuple(schedule.order(num_stages, num_chunks, count, stage) for stage in range(num_stages))
+        length = num_stages + layout.num_behind
+        stages = tuple(schedule.order(length, num_chunks, count, stage) for stage in range(num_stages))
         order = Orders(stages, num_chunks, count, schedule.v_shaped)
     if order.num_microbatches != count:
         raise TrainingError(

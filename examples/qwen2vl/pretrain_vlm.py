@@ -18,11 +18,12 @@ from typing import Any
 import torch.distributed as dist
 
 import releases  # noqa: F401  (before what older releases lack)
-from arguments import Parallelism, make_parser, read_model_document, read_order, read_parallelism, read_shape
+from arguments import make_parser, read_model_document, read_order, read_parallelism, read_shape
 from data import SampleShape
 from failures import TrainingError
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import PlannerError
+from parallelism import Encoder, Parallelism
 from sizes import make_config
 from subject import make_subject, make_workload
 from training import Trainer
@@ -67,6 +68,11 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
     if arguments.use_torch_fsdp2:
         raise TrainingError("--use-torch-fsdp2 goes beyond the ZeRO stages that a plan decides; drop it.")
     strategy = applied.plan.strategy
+    if strategy.arrangement and (arguments.pipeline_order or arguments.uneven_images):
+        raise TrainingError(
+            f"the plan's layout is {strategy.arrangement.name}, which runs its own schedule over samples of one size; "
+            "drop --pipeline-order and --uneven-images"
+        )
     order = read_order(arguments, strategy.pp)
     if order is not None and order.num_chunks != strategy.vpp:
         raise TrainingError(
@@ -83,8 +89,10 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             f"the plan has its ranks in the order {strategy.rank_order}, and this script's stand in that of "
             "tp-cp-ep-dp-pp; plan without search.rank_order."
         )
+    decoder = strategy.of_decoder()
     return Parallelism(
-        pp=strategy.pp,
+        pp=decoder.pp,
+        dp=decoder.dp,
         tp=strategy.tp,
         micro_batch_size=strategy.mbs,
         zero=strategy.zero,
@@ -92,6 +100,7 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
         schedule=strategy.schedule,
         pieces=applied.stages,
         order=order,
+        encoder=Encoder(strategy.arrangement, applied.encoder) if strategy.arrangement else None,
     )
 
 

@@ -15,8 +15,8 @@ from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.subject import Build, Layout, Subject
 from model import Stage, build_stage, whole_chain
 from parallel import make_shard
+from parts import make_optimizer, make_recipe
 from sizes import make_config
-from training import make_optimizer, make_recipe
 
 LAYOUT = Layout(layers={"vision": "vision.layers", "text": "text.layers"}, post={"vision": "vision.post"})
 

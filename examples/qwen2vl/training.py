@@ -10,58 +10,28 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen2VLConfig
 
-from arguments import Parallelism
 from checkpoint import Weights, save_checkpoint
-from data import SampleShape, make_batch
+from colocated import deal_samples
+from data import Batch, SampleShape, make_batch
 from failures import TrainingError
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.torch_releases import device_module
-from model import VISION_TOWER, Fill, Recipe, build_stage, count_frozen
-from optimizer import AdamW, ShardedAdamW, clip_gradients, learning_rate
-from parallel import (
-    average_gradients,
-    gather_counts,
-    join,
-    make_shard,
-    replicate_stage,
-    sum_over_ranks,
-    wait_for_device,
-)
-from pipeline import Layout, Pipeline
+from model import Fill
+from optimizer import clip_gradients, learning_rate
+from parallel import Ranks, gather_counts, join, sum_over_ranks, wait_for_device
+from parallelism import Parallelism
+from parts import Builder
 from uneven import UnevenBatches
-
-
-def make_recipe(
-    arguments: argparse.Namespace, config: Qwen2VLConfig, device: torch.device, shard: Any = None
-) -> Recipe:
-    """How the parts of the model are made under these flags."""
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
-    frozen = VISION_TOWER if arguments.freeze_vit else frozenset()
-    return Recipe(config, arguments.seed, arguments.init_method_std, device, dtype, shard, frozen=frozen)
-
-
-def make_optimizer(
-    arguments: argparse.Namespace, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
-) -> AdamW | ShardedAdamW:
-    """AdamW with the flags' settings; with `group`, its state divided among that group's ranks."""
-    options = {
-        "lr": arguments.lr,
-        "betas": (arguments.adam_beta1, arguments.adam_beta2),
-        "eps": arguments.adam_eps,
-        "weight_decay": arguments.weight_decay,
-    }
-    return AdamW(parameters, **options) if group is None else ShardedAdamW(parameters, group, **options)
 
 
 class Trainer:
@@ -75,37 +45,23 @@ class Trainer:
         parallelism: Parallelism,
     ) -> None:
         self.arguments, self.config, self.shape, self.parallelism = arguments, config, shape, parallelism
-        self.ranks = ranks = join(parallelism.pp, parallelism.tp)
-        share = ranks.size("dp") * parallelism.micro_batch_size
+        device = join()
+        share = parallelism.dp * parallelism.micro_batch_size
         if arguments.global_batch_size % share:
             raise TrainingError(
                 f"--global-batch-size {arguments.global_batch_size} is no multiple of {share}: "
-                f"{ranks.size('dp')} replicas times --micro-batch-size {parallelism.micro_batch_size}."
+                f"{parallelism.dp} replicas times --micro-batch-size {parallelism.micro_batch_size}."
             )
-        shard = make_shard(ranks.mesh["tp"]) if parallelism.tp > 1 else None
-        recipe = replace(make_recipe(arguments, config, ranks.device, shard), fill=self._find_weights())
-        self.numbers = parallelism.numbers_on(ranks.place("pp"))
-        self.bare = [build_stage(recipe, parallelism.pieces[k]) for k in self.numbers]
-        stages = [replicate_stage(stage, ranks, parallelism.fsdp, parallelism.parted) for stage in self.bare]
-        self.parameters = [parameter for stage in self.bare for parameter in stage.parameters()]
-        sharded = parallelism.zero == 1 and ranks.size("dp") > 1
-        self.optimizer = make_optimizer(arguments, self.parameters, ranks.group("dp") if sharded else None)
-        layout = Layout(
-            parallelism.pieces,
-            arguments.global_batch_size // share,
-            parallelism.micro_batch_size,
-            parallelism.schedule,
-            parallelism.order,
-            count_frozen(parallelism.pieces, recipe.frozen),
-        )
-        self.pipeline = Pipeline(stages, self.bare, layout, ranks, config, shape, recipe.dtype)
+        self.share = Builder(arguments, config, shape, parallelism, device, self._find_weights()).build()
+        self.parts, self.pipeline = self.share.parts, self.share.pipeline
+        self.bare = [stage for part in self.parts for stage in part.bare]
+        self.parameters = [parameter for part in self.parts for parameter in part.parameters]
+        self.ranks = ranks = self.parts[-1].ranks
         self.uneven: UnevenBatches | None = None
         if arguments.uneven_images:
             place = ranks.place("dp")
             self.uneven = UnevenBatches(arguments, config, shape, parallelism, place, ranks.size("dp"))
         self.dealt: dict[str, Any] = {}
-        by_hand = parallelism.tp > 1 or parallelism.parted
-        self.averages = ranks.size("dp") > 1 and by_hand and not parallelism.fsdp
 
     def _find_weights(self) -> Fill | None:
         """How parts take their weights from --load; nothing where there is no checkpoint yet, as Megatron-LM has it."""
@@ -121,9 +77,13 @@ class Trainer:
 
     def save(self) -> None:
         """Write the weights to --save."""
-        stages = [(k, stage, self.parallelism.pieces[k]) for k, stage in zip(self.numbers, self.bare, strict=True)]
+        stages = [
+            (k, stage, held, part.ranks)
+            for part in self.parts
+            for (k, held), stage in zip(part.held, part.bare, strict=True)
+        ]
         try:
-            save_checkpoint(self.arguments.save, stages, self.config, self.ranks)
+            save_checkpoint(self.arguments.save, stages, self.config)
         except OSError as failure:
             raise TrainingError(f"--save {self.arguments.save} cannot be written: {failure}.") from failure
 
@@ -168,29 +128,59 @@ class Trainer:
         arguments, ranks = self.arguments, self.ranks
         with kept or nullcontext():
             loss = self._run_uneven(iteration, self.uneven) if self.uneven else self._run_equal(iteration)
-        if self.averages:
-            average_gradients(self.parameters, ranks.group("dp"))
+        for part in self.parts:
+            part.average()
         if arguments.clip_grad > 0:
-            clip_gradients(self.parameters, arguments.clip_grad, ranks.size("dp") * ranks.size("tp"))
+            clip_gradients([(part.parameters, part.copies) for part in self.parts], arguments.clip_grad)
         rate = learning_rate(iteration, arguments)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        # Gradients keep their memory from step to step; FSDP2 makes its own anew.
-        self.optimizer.zero_grad(set_to_none=self.parallelism.fsdp)
+        for part in self.parts:
+            for group in part.optimizer.param_groups:
+                group["lr"] = rate
+            part.optimizer.step()
+            # Gradients keep their memory from step to step; FSDP2 makes its own anew.
+            part.optimizer.zero_grad(set_to_none=self.parallelism.fsdp)
         wait_for_device(ranks)
-        copies = ranks.size("dp") * ranks.size("tp")
-        return sum_over_ranks((loss or 0.0) / copies, ranks), rate
+        return sum_over_ranks((loss or 0.0) / self.parts[-1].copies, ranks), rate
 
     def _run_equal(self, iteration: int) -> float | None:
-        """Forwards and backwards of an iteration of equal samples; the mean loss of this replica's."""
-        arguments, ranks = self.arguments, self.ranks
-        per_replica = arguments.global_batch_size // ranks.size("dp")
-        first = iteration * arguments.global_batch_size + ranks.place("dp") * per_replica
-        samples = range(first, first + per_replica)
-        return self.pipeline.run(
-            make_batch(samples, self.shape, self.config, arguments.seed, self.pipeline.needs_pixels)
-        )
+        """Forwards and backwards of an iteration of equal samples; the mean loss where this rank computes it."""
+        share, ranks, size = self.share, self.ranks, self.arguments.global_batch_size
+        if share.encodes:
+            loss = share.pipeline.run(self._make_batch(iteration, [i for call in self._calls(ranks) for i in call]))
+        else:
+            per_replica = size // ranks.size("dp")
+            samples = range(ranks.place("dp") * per_replica, (ranks.place("dp") + 1) * per_replica)
+            if share.colocated is None:
+                loss = share.pipeline.run(self._make_batch(iteration, samples))
+            else:
+                loss = share.colocated.run(share.pipeline, self._make_rounds(iteration, samples))
+        if share.crossing is not None:
+            share.crossing.finish()
+        return loss
+
+    def _make_rounds(self, iteration: int, samples: range) -> list[tuple[list[Batch], Batch]]:
+        """What a colocated encoder takes in each of its calls, and the decoder's replica of `samples`, by rounds."""
+        calls = [self._make_batch(iteration, call, with_pixels=True) for call in self._calls(self.parts[0].ranks)]
+        num_rounds = len(samples) // (self.pipeline.num_microbatches * self.parallelism.micro_batch_size)
+        sizes = len(calls) // num_rounds, len(samples) // num_rounds
+        return [
+            (calls[k * sizes[0] :][: sizes[0]], self._make_batch(iteration, samples[k * sizes[1] :][: sizes[1]]))
+            for k in range(num_rounds)
+        ]
+
+    def _calls(self, ranks: Ranks) -> list[list[int]]:
+        """Samples of the global batch by calls of an encoder of sizes of its own, which `ranks` hold."""
+        sizes, encoder = self.parallelism, self.parallelism.encoder
+        assert encoder is not None
+        own = encoder.arrangement.encoder
+        decoder, in_phases = (sizes.dp, sizes.micro_batch_size), encoder.arrangement.in_phases
+        return deal_samples(self.arguments.global_batch_size, decoder, (own.dp, own.mbs), ranks.place("dp"), in_phases)
+
+    def _make_batch(self, iteration: int, samples: Sequence[int], with_pixels: bool | None = None) -> Batch:
+        """These samples of an iteration's global batch; with pixels where this rank's pipeline needs them."""
+        arguments, first = self.arguments, iteration * self.arguments.global_batch_size
+        wanted = self.pipeline.needs_pixels if with_pixels is None else with_pixels
+        return make_batch([first + i for i in samples], self.shape, self.config, arguments.seed, wanted)
 
     def _run_uneven(self, iteration: int, uneven: UnevenBatches) -> float:
         """The same of samples that differ; what this replica adds to the mean over all words, times the replicas, over
@@ -246,12 +236,14 @@ class Trainer:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         state = [
             value
-            for states in self.optimizer.state.values()
+            for part in self.parts
+            for states in part.optimizer.state.values()
             for value in states.values()
             if isinstance(value, Tensor) and value.dim()
         ]
         counts = [count_bytes(self.parameters), count_bytes(gradients), count_bytes(state), kept.peak_bytes]
         places = [self.ranks.place(dimension) for dimension in ("pp", "dp", "tp")]
+        places[0] += self.share.before
         names = ("stage", "replica", "tp_rank", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
         everyone = gather_counts([*places, *counts], self.ranks)
         return [dict(zip((*names, "activation_bytes"), row, strict=True)) for row in everyone]

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from transformers import Qwen2VLConfig
 
-from arguments import Parallelism
 from data import SampleShape
 from failures import TrainingError
 from mm_autoparallel import BatchBalancer, DistributedBalancedBatchSampler, Sample, SampleCost
+from parallelism import Parallelism
 
 SIDES = (0.25, 0.5, 0.75, 1.0)
 SHARES = (0.5, 0.25, 0.15, 0.1)

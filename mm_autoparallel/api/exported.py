@@ -93,10 +93,11 @@ def export_plan(
             f"plan: its layers are shared in several ways ({', '.join(of.name for of in plan.strategy.layouts)}), and "
             f"files of {framework} say one for all; plan without search.layer_strategies"
         )
-    if plan.strategy.arrangement and not exporter.by_module:
+    if plan.strategy.arrangement and version != exporter.by_module:
+        other = f"give --target-version {exporter.by_module}, or " if exporter.by_module else ""
         raise PlanError(
-            f"plan: its layout is {plan.strategy.arrangement.name}, and files of {framework} have one parallel size "
-            "for encoder and decoder; plan with search.layouts [chain]"
+            f"plan: its layout is {plan.strategy.arrangement.name}, and files of {framework} {version} have one "
+            f"parallel size for encoder and decoder; {other}plan with search.layouts [chain]"
         )
     target = Target(version, job, describe, out)
     if not into:

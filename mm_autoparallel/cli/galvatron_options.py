@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +43,67 @@ PADDLE_FLAGS: dict[str, tuple[type, str]] = {
     "memory_upper_limit": (int, "GB of a device"),
     "sp_space": (str, "tp, or tp+sp with Ulysses"),
     "layernum": (int, "layers"),
-    "disable_sdp": (int, "1: the vocabulary is not sharded"),
+    "disable_sdp": (int, "1: no ZeRO 3; Paddle's: none of the vocabulary"),
     "disable_vtp": (int, "1: degree 1 alone, of layers too"),
     "parallel_search": (int, "read over: one process is enough"),
     "log_dir": (str, "read over: nothing is logged"),
 }
+
+
+OLDER_FLAGS: dict[str, tuple[type, str]] = {
+    "model_size": (str, "the model, such as llama-7b"),
+    "set_model_config_manually": (int, "1: sizes by the flags below"),
+    "set_layernum_manually": (int, "1: --num_hidden_layers counts"),
+    "set_seqlen_manually": (int, "1: --seq_length counts"),
+    "hidden_size": (int, "the hidden size"),
+    "num_hidden_layers": (int, "layers"),
+    "num_attention_heads": (int, "heads, which name files of profiles"),
+    "seq_length": (int, "tokens of a sequence"),
+    "num_nodes": (int, "nodes"),
+    "num_gpus_per_node": (int, "devices of a node"),
+    "memory_constraint": (int, "GB of a device"),
+    "min_bsz": (int, "smallest batch"),
+    "max_bsz": (int, "largest batch"),
+    "bsz_scale": (int, "from one batch to the next"),
+    "settle_bsz": (int, "this batch alone"),
+    "settle_chunk": (int, "this number of micro-batches alone"),
+    "search_space": (str, "full, dp+tp, dp+pp, 3d, dp, sdp, tp or pp"),
+    "sp_space": (str, "tp, or tp+sp with Ulysses"),
+    "disable_dp": (int, "1: no DP without ZeRO 3"),
+    "disable_tp": (int, "1: degree 1 alone"),
+    "disable_vtp": (int, "1: degree 1 alone, of the vocabulary too"),
+    "disable_pp": (int, "1: one stage"),
+    "disable_sdp": (int, "1: no ZeRO 3"),
+    "disable_ckpt": (int, "1: nothing is checkpointed"),
+    "disable_tp_consec": (int, "1: devices of TP are neighbours"),
+    "max_tp_deg": (int, "highest degree"),
+    "max_pp_deg": (int, "most stages"),
+    "default_dp_type": (str, "ddp or zero2"),
+    "mixed_precision": (str, "bf16, fp16 or fp32"),
+    "pipeline_type": (str, "gpipe or pipedream_flush"),
+    "use_pipeline_costmodel": (int, "1"),
+    "costmodel_coe": (float, "factor of layers' times"),
+    "sequence_parallel": (bool, "activations are divided along the sequence"),
+    "no_global_memory_buffer": (bool, "the buffer for gathered activations is not counted"),
+    "no_async_grad_reduce": (bool, "gradients are exchanged after every micro-batch"),
+    "memory_profiling_path": (Path, "where memory_profiling_….json lies"),
+    "time_profiling_path": (Path, "where computation_profiling_….json lies"),
+    "allreduce_bandwidth_config_path": (Path, "where allreduce_bandwidth_….json lies"),
+    "p2p_bandwidth_config_path": (Path, "where p2p_bandwidth_….json lies"),
+    "overlap_coe_path": (Path, "where overlap_coefficient.json lies"),
+    "sp_time_path": (Path, "where sp_time_….json lies"),
+    "output_config_path": (Path, "folder of the strategy"),
+    "fine_grained_mode": (int, "0: one strategy for all layers"),
+    "time_profile_mode": (str, "static, batch or sequence"),
+    "memory_profile_mode": (str, "static or sequence"),
+    "recommend_min_bsz": (int, "read over: all batches are searched"),
+    "parallel_search": (int, "read over: one process is enough"),
+    "worker": (int, "read over: one process is enough"),
+    "log_dir": (str, "read over: nothing is logged"),
+    "vocab_size": (int, "read over: no figure depends on it"),
+}
+_TAKERS = {"--paddle": PADDLE_FLAGS, "--cost-model 2.4.0": OLDER_FLAGS}
+_METAVARS = {int: "N", float: "F", Path: "FILE", str: "WORD"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +135,21 @@ def add_space(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--paddle", action="store_true", help="Galvatron for Paddle: its flags in place of CONFIG.yaml")
     parser.add_argument("--as-is", action="store_true", help="with --paddle: keep three slips of its cost model")
-    for name, (kind, words) in PADDLE_FLAGS.items():
-        metavar = {int: "N", Path: "FILE", str: "WORD"}[kind]
-        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=f"with --paddle: {words}")
+    parser.add_argument(
+        "--cost-model",
+        choices=("2.4.1", "2.4.0"),
+        default="2.4.1",
+        help="of which Galvatron; 2.4.0 takes the flags of its search_dist.py in place of CONFIG.yaml",
+    )
+    for name, (kind, words) in (PADDLE_FLAGS | OLDER_FLAGS).items():
+        both = [told for told, flags in _TAKERS.items() if name in flags]
+        told = f"with {' or '.join(both)}: {PADDLE_FLAGS.get(name, (kind, words))[1]}"
+        if kind is bool:
+            parser.add_argument(f"--{name}", action="store_const", const=True, help=told)
+        elif name == "parallel_search":  # a switch in 2.4.0
+            parser.add_argument(f"--{name}", type=kind, nargs="?", const=1, metavar="N", help=told)
+        else:
+            parser.add_argument(f"--{name}", type=kind, metavar=_METAVARS[kind], help=told)
 
 
 def share(text: str) -> float:
@@ -97,15 +165,28 @@ def share(text: str) -> float:
 
 def read_space(arguments: argparse.Namespace, extensions: Extensions) -> Space:
     """What the options name, read. Raises JobError that names file and key, or flag."""
-    given = {name: getattr(arguments, name) for name in PADDLE_FLAGS if getattr(arguments, name) is not None}
+    known = PADDLE_FLAGS | OLDER_FLAGS
+    given = {name: getattr(arguments, name) for name in known if getattr(arguments, name) is not None}
+    is_older = arguments.cost_model == "2.4.0"
+    if arguments.paddle and is_older:
+        raise JobError("--paddle stands beside --cost-model 2.4.0; Galvatron for Paddle has a cost model of its own")
+    taker = "--paddle" if arguments.paddle else "--cost-model 2.4.0" if is_older else None
+    for name in given:
+        if taker is None or name not in _TAKERS[taker]:
+            takers = " or ".join(told for told, flags in _TAKERS.items() if name in flags)
+            raise JobError(f"--{name} goes with {takers} alone", key=name)
+    if arguments.as_is and not arguments.paddle:
+        raise JobError("--as-is goes with --paddle alone")
+    if taker is not None and arguments.config is not None:
+        raise JobError(f"{arguments.config} stands beside {taker}, whose search takes flags alone")
     if arguments.paddle:
-        if arguments.config is not None:
-            raise JobError(f"{arguments.config} stands beside --paddle, whose search takes flags alone")
         return _read_paddle(given, arguments.as_is, extensions)
-    if given or arguments.as_is:
-        raise JobError(f"--{next(iter(given), 'as-is').replace('as_is', 'as-is')} goes with --paddle alone")
+    if is_older:
+        return _read_older(given, extensions)
     if arguments.config is None:
-        raise JobError("CONFIG.yaml is missing: upstream's search_dist.yaml, or --paddle with the flags of its search")
+        raise JobError(
+            "CONFIG.yaml is missing: upstream's search_dist.yaml, or --paddle or --cost-model 2.4.0 with flags"
+        )
     return _read_upstream(arguments.config, arguments.overrides, extensions)
 
 
@@ -132,6 +213,29 @@ def _read_upstream(config: Path, overrides: list[str], extensions: Extensions) -
     )
 
 
+def _read_older(given: dict[str, Any], extensions: Extensions) -> Space:
+    from mm_autoparallel.integrations.galvatron.release_2_4_0 import OlderPlanner, search_older
+    from mm_autoparallel.integrations.galvatron.release_2_4_0_flags import read_flags
+    from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy, read_strategy
+
+    flags, read = read_flags({name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
+    warn(read.notes)
+    planner = OlderPlanner(flags, read, extensions)
+    return Space(
+        planner.limit_mib,
+        planner.reserve_mib,
+        read.out / read.file_name,
+        lambda should_stop: search_older(planner, should_stop),
+        planner.score,
+        format_strategy,
+        lambda path: read_strategy(
+            path, planner.num_devices, flags.pipeline_type, planner.default_dp_type, is_older=True
+        ),
+        read.num_layers,
+        lambda _: None,
+    )
+
+
 def _read_paddle(given: dict[str, Any], is_as_is: bool, extensions: Extensions) -> Space:
     from mm_autoparallel.integrations.galvatron.paddle import (
         FILE,
@@ -143,13 +247,10 @@ def _read_paddle(given: dict[str, Any], is_as_is: bool, extensions: Extensions) 
         search_paddle,
     )
 
-    if replace(extensions, reserve_fraction=None) != type(extensions)():
-        raise JobError(
-            "--uneven, --count-every-stage, --count-resharding and --whole-samples do not go with --paddle, whose "
-            "batches are cut into whole samples always"
-        )
+    if extensions.needs_whole_samples:
+        raise JobError("--whole-samples does not go with --paddle, whose batches are cut into whole samples always")
     flags = read_flags(given)
-    planner = PaddlePlanner(flags, is_as_is, extensions.reserve_fraction)
+    planner = PaddlePlanner(flags, is_as_is, extensions)
 
     def tell(plan: Assignment) -> None:
         trainer, notes = map_to_trainer(plan)

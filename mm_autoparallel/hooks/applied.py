@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,13 +13,15 @@ from typing import Literal
 from mm_autoparallel.errors import PlanError, PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
+from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.pipeline.modalities import placement_from_modalities
 from mm_autoparallel.pipeline.problem import recomputed
-from mm_autoparallel.planner.plan import Plan, read_plan
+from mm_autoparallel.planner.plan import Plan, parse_strategy, read_plan
+from mm_autoparallel.planner.plan_lists import Refused
 from mm_autoparallel.reports.terminal import say
 from mm_autoparallel.streams import tell_on_terminal
 
@@ -45,12 +48,14 @@ class AppliedPlan:
     """A plan that fits the script's model and its processes.
 
     stages[k]: what virtual stage k = chunk · PP + stage holds, in the order data flows. planned_ms: the step that the
-    plan's file promises; None where it says none.
+    plan's file promises; None where it says none. encoder[k]: where the plan has a layout, what stage k of the encoder
+    holds, which then has sizes of its own (plan.strategy.arrangement); `stages` are the decoder's alone.
     """
 
     plan: Plan
     stages: tuple[tuple[Held, ...], ...]
     planned_ms: float | None = None
+    encoder: tuple[tuple[Held, ...], ...] = ()
 
 
 def applied_plan(arguments: argparse.Namespace, pretraining: Pretraining) -> AppliedPlan | None:
@@ -82,13 +87,13 @@ def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
     job = build_job(pretraining, max(1, world // per_node), min(world, per_node), DEVICES["a100-80g"])
     plan = read_plan(path, job)
     try:
-        return AppliedPlan(plan, list_stages(job, plan), _planned_ms(path))
+        return apply(job, plan, _planned_ms(path))
     except PlanError as error:
         raise PlanError(f"plan {path}: {error}") from None
 
 
-def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
-    """What each virtual stage holds under `plan`.
+def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
+    """`plan` as what each virtual stage holds.
 
     Raises PlanError where the plan does not fit the chain, or runs layers in a mode that scripts are not told of.
     """
@@ -98,15 +103,25 @@ def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
                 f"layer_modes.{mode} runs {sum(counts)} {modality} layers so, and training scripts are told which "
                 "layers recompute, no more; plan with search.modes [recompute]"
             )
+    arrangement, stages = plan.strategy.arrangement, _list_stages(job, plan)
+    if arrangement is None:
+        return AppliedPlan(plan, stages, planned_ms)
+    own = arrangement.encoder
+    if arrangement.apart:
+        return AppliedPlan(plan, stages[own.pp :], planned_ms, stages[: own.pp])
+    on_device = _hold_all(expand(job.model).blocks) if arrangement.in_phases else stages[0]
+    encoder = tuple(held for held in on_device if held.modality == own.name)
+    decoder = tuple(tuple(held for held in stage if held.modality != own.name) for stage in stages)
+    return AppliedPlan(plan, decoder, planned_ms, (encoder,))
+
+
+def _list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
+    """What each virtual stage of the pipeline holds under `plan`, of one in phases the decoder's."""
     problem = build_problem(job, plan.strategy)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute)
-    blocks = expand(job.model).blocks
+    blocks = [block for block in expand(job.model).blocks if block.modality != plan.strategy.away]
     begun = dict.fromkeys((block.name for block in blocks), 0)
-    before: dict[str, int] = {}
-    layers_of: dict[str, int] = {}
-    for block in blocks:
-        before[block.name] = layers_of.get(block.modality, 0) if block.role == "layer" else 0
-        layers_of[block.modality] = layers_of.get(block.modality, 0) + (block.count if block.role == "layer" else 0)
+    before = _count_before(blocks)
     stages = []
     for counts, recomputing in zip(placement.layers, recomputed(problem, placement), strict=True):
         held = []
@@ -119,6 +134,22 @@ def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
     return tuple(stages)
 
 
+def _hold_all(blocks: Sequence[Block]) -> list[Held]:
+    """All of `blocks`, on one device and without recompute."""
+    before = _count_before(blocks)
+    return [Held(each.name, each.kind, each.modality, each.role, before[each.name], each.count, 0) for each in blocks]
+
+
+def _count_before(blocks: Sequence[Block]) -> dict[str, int]:
+    """Of each block of layers by name, how many of its modality come before it; of others 0."""
+    before: dict[str, int] = {}
+    layers_of: dict[str, int] = {}
+    for block in blocks:
+        before[block.name] = layers_of.get(block.modality, 0) if block.role == "layer" else 0
+        layers_of[block.modality] = layers_of.get(block.modality, 0) + (block.count if block.role == "layer" else 0)
+    return before
+
+
 def _planned_ms(path: Path) -> float | None:
     step_ms = read_document(path, "plan", PlanError).get("e2e_time")
     return float(step_ms) if isinstance(step_ms, (int, float)) else None
@@ -127,16 +158,17 @@ def _planned_ms(path: Path) -> float | None:
 def _check_world(path: Path, world: int) -> None:
     """Raises PlanError where the plan is for another number of processes; what else is wrong is read_plan's to tell."""
     document = read_document(path, "plan", PlanError)
-    config = document.get("parallel_config")
-    sizes = [config.get(key, 1) for key in ("PP", "TP", "CP", "DP")] if isinstance(config, dict) else []
-    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+    try:
+        strategy = parse_strategy(document)
+    except Refused:
         return
-    pp, tp, cp, dp = sizes
-    planned = pp * tp * cp * dp
+    planned, own = strategy.world_size, strategy.of_decoder()
     if planned != world:
         started = f"torchrun has started {world}" if "WORLD_SIZE" in os.environ else "this is one"
+        arrangement = strategy.arrangement
+        beside = f" beside {arrangement.name}" if arrangement else ""
         raise PlanError(
-            f"plan {path}: PP {pp} x TP {tp} x CP {cp} x DP {dp} is for {planned} processes, and {started}; start the "
-            f"script with `torchrun --nproc-per-node {planned}` (on several nodes `--nnodes N --nproc-per-node "
-            "PROCESSES/N` and so on), or search a plan for as many processes as there are"
+            f"plan {path}: PP {own.pp} x TP {own.tp} x CP {own.cp} x DP {own.dp}{beside} is for {planned} processes, "
+            f"and {started}; start the script with `torchrun --nproc-per-node {planned}` (on several nodes `--nnodes N "
+            "--nproc-per-node PROCESSES/N` and so on), or search a plan for as many processes as there are"
         )

@@ -90,7 +90,7 @@ class Exporter:
     files with the plan in them; None where the framework takes none that a plan could be written into. Both raise
     PlanError naming what the framework cannot run. rounded, refused: which features of plans (integrations/features.py)
     are; all others are written. by_layer: files say how each layer is shared; elsewhere plans with layer_strategies are
-    refused. by_module: the same of encoders with sizes of their own, layouts but the chain.
+    refused. by_module: the version whose files say layouts but the chain; elsewhere plans with such are refused.
     """
 
     versions: tuple[str, ...]
@@ -100,7 +100,7 @@ class Exporter:
     rounded: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     by_layer: bool = False
-    by_module: bool = False
+    by_module: str = ""
 
     def handling(self, feature: str) -> Handling:
         """What becomes of plans that have `feature`."""

@@ -81,9 +81,7 @@ class LaunchScript:
 
     def values(self, flag: str) -> list[Word]:
         """What stands behind `flag`, wherever it is passed. Raises JobError where it is passed without a value."""
-        values = [
-            _unquote(match, "value") for match in self._find(f"{_flag_pattern(flag)}{_BETWEEN}(?P<value>{_WORD})")
-        ]
+        values = [_unquote(match, "value") for match in self.find(f"{_flag_pattern(flag)}{_BETWEEN}(?P<value>{_WORD})")]
         if len(values) != len(self._passed(flag)):
             raise JobError(
                 f"launch script {self.path}: {flag} is passed without a value; a value is expected behind it"
@@ -93,7 +91,7 @@ class LaunchScript:
     def flags(self) -> Iterator[tuple[str, list[str]]]:
         """Every `--flag` outside comments, in order, with the words behind it until the next one, quotes left out."""
         word = rf"{_BETWEEN}(?P<word>(?!--|[|&>])(?:{_WORD}))"
-        for match in self._find(_ANY_FLAG):
+        for match in self.find(_ANY_FLAG):
             words: list[str] = []
             end = match.end()
             while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
@@ -106,7 +104,7 @@ class LaunchScript:
     def started(self) -> tuple[Word, str | None] | None:
         """The last Python file that it starts, and the YAML file named right behind; None where it starts none."""
         started = None
-        for match in self._find(_STARTED):
+        for match in self.find(_STARTED):
             config = self.follow(match["config"] or "")
             started = _unquote(match, "entry"), config if config.endswith((".yaml", ".yml")) else None
         return started
@@ -226,7 +224,7 @@ class LaunchScript:
         added = list(flags)
         if not added:
             return self
-        match = next(self._find(f"{_flag_pattern(behind)}{_BETWEEN}(?P<value>{_WORD})"))
+        match = next(self.find(f"{_flag_pattern(behind)}{_BETWEEN}(?P<value>{_WORD})"))
         end = match.end("value")
         if any("|" in flag for flag in added) and not self.is_in_quotes(end):
             added = [re.sub(r" (\S*\|\S*)$", r" '\1'", flag) for flag in added]
@@ -314,7 +312,7 @@ class LaunchScript:
 
     def _passed(self, flag: str) -> list[re.Match[str]]:
         """Every place of `flag`, with a value or without. Raises JobError where they are too many to be meant."""
-        found = list(self._find(_flag_pattern(flag)))
+        found = list(self.find(_flag_pattern(flag)))
         if len(found) > _MAX_PASSED:
             raise JobError(
                 f"launch script {self.path}: {flag} is passed {len(found):,} times; at most {_MAX_PASSED} places are "
@@ -322,7 +320,7 @@ class LaunchScript:
             )
         return found
 
-    def _find(self, pattern: str) -> Iterator[re.Match[str]]:
+    def find(self, pattern: str) -> Iterator[re.Match[str]]:
         """Matches outside comments."""
         for match in re.compile(pattern, re.MULTILINE).finditer(self.text):
             if not self._is_comment(match.start()):

@@ -56,8 +56,8 @@ _LATENT = {
     "v_head_dim": 128,
 }
 """DeepSeek-V3 (arXiv:2412.19437, section 4.2): what heads of 192 numbers are taken for."""
-_GROUPS_OF_EXPERTS = 4
-"""Out of which DeepSeek-V3 picks a token's experts (section 4.2)."""
+_GROUPS = {"max_groups": 4, "num_groups": 8}
+"""Of experts, out of which DeepSeek-V3 picks a token's (section 4.2)."""
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -131,7 +131,7 @@ def _model(row: Row) -> dict[str, Any]:
             "ffn_size": row.count("expert_ffn"),
             "shared_ffn_size": row.count("shared_ffn", least=0),
             "dense_layers": list(range(num_dense)),
-            "max_groups": _GROUPS_OF_EXPERTS if is_deepseek else 0,
+            **(_GROUPS if is_deepseek else {}),
         }
     if "qwen3" in row.text("model").lower():
         more["qk_norm"] = "head"

@@ -160,7 +160,7 @@ def calibrate(cases: Sequence[MeasuredCase], held_out: Sequence[MeasuredCase], t
             for table in dict.fromkeys(row.table for row in predicted)
         },
     )
-    kept = tuple(Kept(name, _untold(name, posterior)) for name in names if name not in told)
+    kept = tuple(Kept(name, _untold(name, posterior, target.spread_factor)) for name in names if name not in told)
     return Fitted(result, told, kept, predicted)
 
 
@@ -244,9 +244,9 @@ def _check(
             )
 
 
-def _untold(name: str, posterior: Posterior) -> str:
-    """In words, that the rows do not tell a rate."""
-    narrower = 1 - posterior.log_spread(name) / FREE[name].log_spread_fraction
+def _untold(name: str, posterior: Posterior, spread_factor: float) -> str:
+    """In words, that the rows do not tell a rate, whose prior is so many times as wide as usual."""
+    narrower = 1 - posterior.log_spread(name) / (spread_factor * FREE[name].log_spread_fraction)
     return f"the rows do not tell it (they narrow it by {max(0.0, narrower) * 100:.1f} %)"
 
 

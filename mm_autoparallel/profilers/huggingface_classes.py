@@ -22,7 +22,9 @@ from mm_autoparallel.validation import nearest
 _MAPPINGS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 )
 """Of transformers 5, the richest first: one model type may be in several."""
 
@@ -59,7 +61,7 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
         near = nearest(model_type, list(known))
         raise ProfileError(
             f"model file {path}: model_type is {model_type!r}, and transformers {transformers.__version__} has no "
-            f"model of images and text, of several modalities, or of causal text so called{near}{remote}; mend it, "
+            f"model of images and text, of several modalities, of speech, or of text so called{near}{remote}; mend it, "
             "install the release of transformers that has it, or trace your own code with `mm-autoparallel trace "
             "--model`"
         )
@@ -76,9 +78,18 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
             "weights, or install what is missing"
         ) from None
     live.tie_weights()
+    _keep_all_layers(live)
     _fill(live, dtype)
     trained: nn.Module = live.train()
     return trained, name
+
+
+def _keep_all_layers(live: nn.Module) -> None:
+    """No step leaves a layer out at random (LayerDrop, arXiv:1909.11556): what is read of a model is every layer."""
+    for module in live.modules():
+        for holder in (module, getattr(module, "config", None)):
+            if isinstance(getattr(holder, "layerdrop", None), float):
+                vars(holder)["layerdrop"] = 0.0
 
 
 def _own_config(make: Any, config: Any) -> Any:

@@ -5,6 +5,7 @@ Known keys, each alone or beside others:
     patches             patches of each image: 4096 or [4096, 1024]
     image_sizes         pixels of each: [[1280, 720], ...]; or width and height of a single one
     image, images       names of files, or {"bytes": ..}, or {"width": .., "height": ..}
+    video, videos       {"frames": 16, "width": 640, "height": 360}, or with patches of a frame in the place of pixels
     audio_seconds       seconds of each recording: 12.5 or [12.5, 3]
     text_tokens         tokens of text alone
     tokens              of the whole sequence, outright
@@ -17,18 +18,21 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.samples.image_size import read_size
-from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE, Sample
+from mm_autoparallel.samples.sample import FRAMES_A_PATCH, PATCHES_A_TOKEN_SIDE, Sample
 
 MOST_TOKENS = 10**9
 """Of a sample, and patches of an image. Assumed: a thousand times the longest context there is."""
+MOST_FRAMES = 100_000
+"""Of a video that a model is given. Assumed: an hour, at 25 a second."""
 
 TEXTS = ("text", "conversations", "messages")
 KNOWN = (
-    *("patches", "image_sizes", "width", "height", "image", "images", "audio_seconds"),
+    *("patches", "image_sizes", "width", "height", "image", "images", "video", "videos", "audio_seconds"),
     *("text_tokens", "tokens", *TEXTS),
 )
 
@@ -41,12 +45,14 @@ class Malformed(Exception):
 class SampleRules:
     """How pixels become patches and characters tokens. patch_size, merge_side: pixels of a patch's side, and how many
     patches a side become one token; None: nobody says, so that pixels tell nothing. most_pixels: larger images are
-    scaled down. characters_count_per_token: of text whose tokens are not counted; None: nobody says. find_size: width
-    and height of a named image file, None where it cannot be found."""
+    scaled down. frames_per_patch: frames of a video that a patch joins. characters_count_per_token: of text whose
+    tokens are not counted; None: nobody says. find_size: width and height of a named image file, None where it cannot
+    be found."""
 
     patch_size: int | None = None
     merge_side: int = PATCHES_A_TOKEN_SIDE
     most_pixels: int | None = None
+    frames_per_patch: int = FRAMES_A_PATCH
     characters_count_per_token: float | None = None
     find_size: Callable[[str], tuple[int, int] | None] | None = None
 
@@ -71,7 +77,7 @@ def read_record(record: Mapping[str, Any], rules: SampleRules) -> Sample:
     if not any(key in record for key in KNOWN):
         names = ", ".join(map(str, list(record)[:6])) or "nothing"
         raise Malformed(f"it has {names}, and none of {', '.join(KNOWN)} is among them")
-    patches = tuple(_list_patches(record, rules))
+    patches = (*_list_patches(record, rules), *_list_frames(record, rules))
     audio = tuple(_number(value, "audio_seconds", 1e6) for value in _several(record.get("audio_seconds")))
     said = record.get("tokens")
     tokens = None if said is None else _count(said, "tokens", least=1)
@@ -81,7 +87,7 @@ def read_record(record: Mapping[str, Any], rules: SampleRules) -> Sample:
     elif tokens is None:
         text_tokens = _count_text(record, rules)
     if tokens is None and not (patches or audio or text_tokens):
-        raise Malformed("it has no image, no audio and no text; take it out, or give its tokens")
+        raise Malformed("it has no image, no video, no audio and no text; take it out, or give its tokens")
     return Sample(patches=patches, text_tokens=text_tokens, tokens=tokens, audio_s=audio)
 
 
@@ -120,6 +126,24 @@ def _list_patches(record: Mapping[str, Any], rules: SampleRules) -> Iterator[int
         yield rules.patches(*_find_size(image, rules))
 
 
+def _list_frames(record: Mapping[str, Any], rules: SampleRules) -> Iterator[int]:
+    """Patches of what each video is to an encoder: so many frames as a patch joins are one image, attended by itself
+    (Qwen2-VL, arXiv:2409.12191, section 2.1: a grid of t, h and w has t spans of h x w)."""
+    key = "videos" if record.get("videos") is not None else "video"
+    for video in _several(record.get(key)):
+        if not isinstance(video, Mapping) or video.get("frames") is None:
+            raise Malformed(
+                f"its {key} has {describe_value(video)}, and frames are not counted in files; "
+                '{"frames": 16, "width": 640, "height": 360} is right, or `patches` of a frame in the place of pixels'
+            )
+        frames = _count(video["frames"], f"{key}.frames", least=1, most=MOST_FRAMES)
+        if video.get("patches") is not None:
+            each = _count(video["patches"], f"{key}.patches", least=1)
+        else:
+            each = rules.patches(*(_count(video.get(side), f"{key}.{side}", least=1) for side in ("width", "height")))
+        yield from repeat(each, math.ceil(frames / rules.frames_per_patch))
+
+
 def _find_size(image: object, rules: SampleRules) -> tuple[int, int]:
     """Width and height of what an `image` of a record is."""
     found, name = None, describe_value(image)
@@ -141,7 +165,7 @@ def _find_size(image: object, rules: SampleRules) -> tuple[int, int]:
 
 
 def _count_text(record: Mapping[str, Any], rules: SampleRules) -> int:
-    """Tokens of what text a record has, by characters a token, without the marks that stand for images."""
+    """Tokens of what text a record has, by characters a token, without the marks that stand for images and videos."""
     key = next((key for key in TEXTS if record.get(key) is not None), None)
     if key is None:
         return 0
@@ -150,7 +174,8 @@ def _count_text(record: Mapping[str, Any], rules: SampleRules) -> int:
             f"its {key} is text, whose tokens nobody has counted; give text_tokens or tokens in the record, or "
             "--characters-per-token X, how long a token of your tokenizer is on such text"
         )
-    count = sum(len(text.replace("<image>", "")) for text in _list_texts(record[key], key))
+    texts = _list_texts(record[key], key)
+    count = sum(len(text.replace("<image>", "").replace("<video>", "")) for text in texts)
     return math.ceil(count / rules.characters_count_per_token)
 
 
@@ -177,12 +202,10 @@ def _several(value: object) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else [value]
 
 
-def _count(value: object, key: str, least: int = 0) -> int:
+def _count(value: object, key: str, least: int = 0, most: int = MOST_TOKENS) -> int:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not is_whole or not least <= value <= MOST_TOKENS:  # type: ignore[operator]
-        raise Malformed(
-            f"its {key} is {describe_value(value)}; a whole number from {least} to {MOST_TOKENS:,} is right"
-        )
+    if isinstance(value, bool) or not is_whole or not least <= value <= most:  # type: ignore[operator]
+        raise Malformed(f"its {key} is {describe_value(value)}; a whole number from {least} to {most:,} is right")
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 

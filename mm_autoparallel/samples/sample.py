@@ -13,13 +13,17 @@ Floats = NDArray[np.float64]
 PATCHES_A_TOKEN_SIDE = 2
 """An image's patches are merged two by two into one token (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
 
+FRAMES_A_PATCH = 2
+"""Frames of a video that a patch joins (the same section)."""
+
 AUDIO_TOKENS_PER_S = 25.0
 """A token of the decoder stands for 40 ms of audio (Qwen2.5-Omni, arXiv:2503.20215, section 2.2)."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: an image is `patches` of one attention span, in the order in which the sample holds them.
+    """One sample: an image is `patches` of one attention span, in the order in which the sample holds them. So are
+    those frames of a video that a patch joins.
 
     tokens: of the decoder's sequence, where they are known; else text_tokens and what images and audio become.
     audio_s: seconds of each recording.

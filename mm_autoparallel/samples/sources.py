@@ -27,6 +27,7 @@ _CHUNK = 1 << 20
 _MOST_RECORD = 64 << 20
 """Characters of one record, and bytes of a member that is read whole. Assumed: far more than a conversation has."""
 _IMAGES = ("png", "jpg", "jpeg", "webp", "gif")
+_VIDEOS = ("mp4", "mkv", "webm", "avi", "mov")
 
 
 def list_records(path: Path) -> Records:
@@ -178,7 +179,7 @@ def _list_csv(path: Path) -> Records:
 
 
 def _cell(name: str, cell: str, path: Path, place: str) -> object:
-    if name in ("image", "images", "text", "conversations", "messages"):
+    if name in ("image", "images", "video", "videos", "text", "conversations", "messages"):
         return cell
     try:
         if name == "image_sizes":
@@ -242,11 +243,13 @@ def _list_tar(path: Path) -> Records:
 def _take_member(parts: dict[str, Any], ending: str, content: Any, path: Path, place: str) -> None:
     if ending == "json":
         found = _parse(content.read(_MOST_RECORD).decode("utf-8", "replace"), path, place)
-        parts |= {name: value for name, value in found.items() if name not in parts}
+        parts |= {name: value for name, value in found.items() if name not in parts or name == "videos"}
     elif ending == "txt":
         parts.setdefault("text", content.read(_MOST_RECORD).decode("utf-8", "replace"))
     elif ending.rpartition(".")[2] in _IMAGES:
         parts.setdefault("images", []).append({"path": ending, "bytes": content.read(_CHUNK)})
+    elif ending.rpartition(".")[2] in _VIDEOS:
+        parts.setdefault("videos", [ending])  # whose frames the sample's JSON may say
 
 
 def list_samples(path: Path, read: Callable[[Mapping[str, Any]], Any]) -> Iterator[Any]:

@@ -12,11 +12,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from two_modules import APART, PHASES, make_job
 
 import mm_autoparallel as mmap
 from mm_autoparallel.api.report_page import build_report
 from mm_autoparallel.api.results import Simulation
 from mm_autoparallel.files import read_document
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +30,7 @@ HOSTILE = "</script><script>alert(1)</script>\u202e" + "x" * 260
 @pytest.fixture(scope="module")
 def reports(repository: Path, tmp_path_factory: pytest.TempPathFactory, job: mmap.Job, best: mmap.PlanResult) -> Path:
     """plain.html: 72B and its space; hostile.html: names that would run; long.html: 64 stages, 1,024 micro-batches;
-    wide.html: 16,384 devices."""
+    wide.html: 16,384 devices; layouts.html: encoders of sizes of their own; drawn.html: samples that differ."""
     folder = tmp_path_factory.mktemp("reports")
     large = mmap.read_job(repository / "examples" / "qwen2vl_72b" / "job.yaml")
     mmap.report(large, found=mmap.plan(large, top_k=2), command="mm-autoparallel report job.yaml").write(
@@ -54,6 +58,19 @@ def reports(repository: Path, tmp_path_factory: pytest.TempPathFactory, job: mma
     mmap.report(wide, found=mmap.plan(wide, time_limit_s=60)).write(folder / "wide.html")
     long = Simulation(hostile, mmap.plan(hostile, time_limit_s=60).best[0].estimate)
     build_report(hostile, {HOSTILE: long}, None, None, {}, HOSTILE).write(folder / "long.html")
+    arranged = make_job()
+    plans = {
+        name: Simulation(arranged, evaluate(arranged, one)) for name, one in (("apart", APART), ("phases", PHASES))
+    }
+    build_report(arranged, plans, None, None, {}, "mm-autoparallel report").write(folder / "layouts.html")
+    differing = mmap.Job(
+        {"text": model["text"]},
+        {"device": "a100-80g", "num_nodes": 1, "devices_per_node": 8},
+        {"global_batch_size": 16, "samples": {"text_tokens": {"mean": 200, "spread_fraction": 1.0}}},
+    )
+    alike = Plan(Strategy(1, 1, 8, 1), {"text": (64,)}, {"text": (0,)}, 16)
+    drawn = {"plan": Simulation(differing, evaluate(differing, alike))}
+    build_report(differing, drawn, None, None, {}, "mm-autoparallel report").write(folder / "drawn.html")
     mmap.report(job, {HOSTILE: best.plan}, found=best, command=HOSTILE).write(folder / "hostile.html")
     return folder
 

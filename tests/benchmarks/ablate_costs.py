@@ -62,6 +62,7 @@ class Term:
     workload: Mapping[str, Any] = field(default_factory=dict)
     base: Callable[[str, str], Calibration] = assume_calibration
     small_vocabulary: bool = False
+    any_groups: bool = False
     full_clock: bool = False
 
     def job_of(self, job: Job) -> Job:
@@ -71,8 +72,13 @@ class Term:
             stated = workload.facts.model_dump(include=workload.facts.model_fields_set) if workload.facts else {}
             changed = {"facts": StackFacts(**stated | self.facts)} if self.facts else {}
             update["workload"] = workload.model_copy(update=changed | dict(self.workload))
+        text = job.model.text
         if self.small_vocabulary:
-            text = job.model.text.model_copy(update={"vocab_size": SMALL_VOCABULARY})
+            text = text.model_copy(update={"vocab_size": SMALL_VOCABULARY})
+        if self.any_groups and text.layers.experts:
+            experts = text.layers.experts.model_copy(update={"max_groups": 0, "num_groups": 0})
+            text = text.model_copy(update={"layers": text.layers.model_copy(update={"experts": experts})})
+        if text is not job.model.text:
             update["model"] = job.model.model_copy(update={"text": text})
         if self.full_clock:
             device = job.cluster.device.model_copy(update={"clock_fraction": None})
@@ -145,6 +151,7 @@ MODERN_TERMS = (
     Term("memory below what it states", {"memory_fraction": 1.0}),
     Term("exchange below what links state", {"exchange_node_fraction": 1.0, "exchange_network_fraction": 1.0}),
     Term("once to each domain (all alltoall)", facts={"dispatcher": "alltoall"}),
+    Term("groups that routers pick from", any_groups=True),
     Term("what runs beside the exchange", workload={"overlap_all_to_all": "none"}),
     Term("what stays open beside it", {"exposed_exchange_fraction": 0.0}),
     Term("hosts (all graphs full)", facts={"graphs": "full"}, figures={"layer_launch_ms": 0.0}),
@@ -160,6 +167,7 @@ MODERN_TERMS = (
     Term("scale of ranks", {"scale_ranks": 0}),
     Term("constants of micro-batch and step", {"micro_batch_ms": 0.0, "step_ms": 0.0}),
     Term("reductions behind compute", workload=OPEN_TRAFFIC),
+    Term("compute that waits for hops", facts={"exchanges_hops": False}),
     Term("contention of ZeRO 3", {"shard_hidden_fraction": 1.0}),
     Term("operators that run again", workload={"recompute_operators": ()}),
     Term("compiled layers", facts={"compiled": False}),

@@ -1,8 +1,9 @@
 """Predicted against measured: bytes and step times of real training on two gloo processes, from profiled blocks alone.
 
-    python tests/benchmarks/prediction_against_measurement.py [--steps 8] [--json]
+    python tests/benchmarks/prediction_against_measurement.py [--steps 8] [--layouts] [--json]
 
-Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2, in one run. The speed of a
+Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2, in one run; with --layouts under
+one plan of each layout, of which steps alone are compared. The speed of a
 shared machine changes by tens of per cent within seconds, and not alike for both processes, so profiling and training
 take turns: after every round of samples of all blocks one plan takes a step. The pace of a rank in a round is how long
 its samples took. A step is compared with the simulated one whose ranks have the paces around it, the mean of the rounds
@@ -38,8 +39,9 @@ import torch.distributed as dist  # noqa: E402
 import pretrain_vlm  # noqa: E402
 from arguments import make_parser, read_model_document, read_shape  # noqa: E402
 from mm_autoparallel import hooks  # noqa: E402
-from mm_autoparallel.hooks.applied import list_stages  # noqa: E402
+from mm_autoparallel.hooks.applied import apply  # noqa: E402
 from mm_autoparallel.hooks.pretraining import build_job  # noqa: E402
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout  # noqa: E402
 from mm_autoparallel.model.job.job import Job  # noqa: E402
 from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
 from mm_autoparallel.model.profiles.store import profile_folder  # noqa: E402
@@ -68,7 +70,11 @@ COUNTS = ("layers", "recompute")
 BYTES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
 
 
-def plans() -> Iterator[tuple[str, Plan]]:
+def plans(layouts: bool) -> Iterator[tuple[str, Plan]]:
+    yield from arranged_plans() if layouts else chain_plans()
+
+
+def chain_plans() -> Iterator[tuple[str, Plan]]:
     pipeline = Strategy(pp=2, tp=1, dp=1, mbs=1, zero=0)
     for vision, text, vision_again, text_again in PIPELINES:
         layers, again = {"vision": vision, "text": text}, {"vision": vision_again, "text": text_again}
@@ -80,6 +86,21 @@ def plans() -> Iterator[tuple[str, Plan]]:
         for vision_count, text_count in RECOMPUTED:
             layers = {"vision": (8,), "text": (12,)}
             yield name, Plan(strategy, layers, {"vision": (vision_count,), "text": (text_count,)}, batch)
+
+
+def arranged_plans() -> Iterator[tuple[str, Plan]]:
+    """The encoder on both ranks beside two stages, inline beside TP 2, and on a rank of its own."""
+    pipeline = Strategy(pp=2, tp=1, dp=1, mbs=1, zero=0)
+    yield "chain", Plan(pipeline, {"vision": (8, 0), "text": (4, 8)}, {"vision": (0, 0), "text": (0, 0)}, 4)
+    for run in ("phases", "recomputed_phases"):
+        shared = Arrangement("colocated", run, ModuleLayout("vision", 1, 1, 2, 1))
+        yield run, Plan(replace(pipeline, arrangement=shared), {"text": (6, 6)}, {"text": (0, 0)}, 4)
+    apart = Arrangement("disaggregated", "inline", ModuleLayout("vision", 1, 1, 1, 1))
+    own = replace(pipeline, arrangement=apart)
+    yield "apart", Plan(own, {"vision": (8, 0), "text": (0, 12)}, {"vision": (0, 0), "text": (0, 0)}, 4)
+    inline = Arrangement("colocated", "inline", ModuleLayout("vision", 1, 1, 2, 1))
+    divided = Strategy(pp=1, tp=2, dp=1, mbs=2, zero=0, arrangement=inline)
+    yield "inline", Plan(divided, {"vision": (8,), "text": (12,)}, {"vision": (0,), "text": (0,)}, 4)
 
 
 def first_ranks(rows: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
@@ -152,7 +173,7 @@ def step_at(estimate: Estimate, slownesses: Sequence[float]) -> float:
     return step_ms
 
 
-def work(num_steps: int, scratch: Path) -> None:
+def work(num_steps: int, layouts: bool, scratch: Path) -> None:
     """One of the two processes; rank 0 prints a JSON line for every plan."""
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
@@ -170,10 +191,10 @@ def work(num_steps: int, scratch: Path) -> None:
     job = build_job(pretraining, 1, 2, identify_device())
     network = profile_network(scratch, "benchmark", device, 2)
     folder = profile_folder(scratch, job.cluster.device.name, job.model)
-    cases, trainers, measured_bytes = list(plans()), [], []
+    cases, trainers, measured_bytes = list(plans(layouts)), [], []
     for _, plan in cases:
         own = argparse.Namespace(**vars(arguments) | {"global_batch_size": plan.global_batch_size})
-        applied = hooks.AppliedPlan(plan, list_stages(with_batch(job, plan), plan))
+        applied = apply(with_batch(job, plan), plan)
         trainer = Trainer(own, config, shape, pretrain_vlm.follow(applied, own))
         kept = KeptActivations(*trainer.bare)
         trainer.step(0, kept)  # which also warms it up
@@ -188,9 +209,8 @@ def work(num_steps: int, scratch: Path) -> None:
         num_rounds = num_steps * tp * len(chosen) + 1  # steps of TP 2 are half as long
         effort = Effort(budget_s=math.inf, min_rounds=num_rounds, max_rounds=num_rounds, max_warm_up=1)
         arrangement, quiet = "group", lambda line: None
-        profile(
-            pretraining.subject, job, [Configuration(tp, 1)], folder, "benchmark", arrangement, quiet, effort, turns
-        )
+        configurations = [Configuration(tp, tp if layouts else 1)]  # inline beside TP 2 a micro-batch is two samples
+        profile(pretraining.subject, job, configurations, folder, "benchmark", arrangement, quiet, effort, turns)
         for place, index in enumerate(chosen):
             measured[index] = turns, place
     if dist.get_rank() == 0:
@@ -208,17 +228,17 @@ def work(num_steps: int, scratch: Path) -> None:
                 "measured_ms": estimate.step_ms * statistics.median(ratios),
                 "steps_ms": [step_ms for step_ms, _ in turns.steps[place]],
                 "ratios": ratios,
-                "predicted_bytes": predict_bytes(job, estimate),
-                "measured_bytes": [[row[each] for each in BYTES] for row in first_ranks(rows)],
+                "predicted_bytes": [] if layouts else predict_bytes(job, estimate),
+                "measured_bytes": [] if layouts else [[row[each] for each in BYTES] for row in first_ranks(rows)],
             }
             print(json.dumps(report), flush=True)
     dist.destroy_process_group()
 
 
-def run(num_steps: int) -> list[dict]:
+def run(num_steps: int, layouts: bool) -> list[dict]:
     """Start the two processes; a row per plan."""
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = [__file__, "--steps", str(num_steps), "--scratch", scratch]
+        arguments = [__file__, "--steps", str(num_steps), "--scratch", scratch, *(["--layouts"] if layouts else [])]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -244,11 +264,11 @@ def ordered_pairs(rows: list[dict]) -> tuple[int, int]:
     return sum(right), len(right)
 
 
-def main(num_steps: int) -> None:
-    rows = run(num_steps)
+def main(num_steps: int, layouts: bool) -> None:
+    rows = run(num_steps, layouts)
     num_explained, time_errors, byte_errors = 0, [], {name: [] for name in BYTES}
     heads = f"{'layers (vision | text)':<24} {'recomputed':<18} {'predicted':>11} {'measured':>11}"
-    print(f"{'':<5} {heads} {'error':>8} {'±':>8}")
+    print(f"{'':<17} {heads} {'error':>8} {'±':>8}")
     for row in rows:
         error = row["predicted_ms"] / row["measured_ms"] - 1
         time_errors.append(error)
@@ -258,7 +278,7 @@ def main(num_steps: int) -> None:
         times = f"{row['predicted_ms']:8.1f} ms {row['measured_ms']:8.1f} ms"
         known_to = standard_error(row["ratios"])
         num_explained += abs(error) <= 2 * known_to
-        print(f"{row['parallel']:<5} {layers:<24} {again:<18} {times} {error:+8.2%} {known_to:8.1%}")
+        print(f"{row['parallel']:<17} {layers:<24} {again:<18} {times} {error:+8.2%} {known_to:8.1%}")
         for predicted, measured in zip(row["predicted_bytes"], row["measured_bytes"], strict=True):
             for name, of_predicted, of_measured in zip(BYTES, predicted, measured, strict=True):
                 byte_errors[name].append(of_predicted / of_measured - 1)
@@ -269,7 +289,7 @@ def main(num_steps: int) -> None:
         f"{statistics.mean(time_errors):+.2%}; {right} of {total} pairs that differ by more than 2 % in order; "
         f"{num_explained} of {len(rows)} errors are within two standard errors of the measurement"
     )
-    for name, errors in byte_errors.items():
+    for name, errors in () if layouts else byte_errors.items():
         worst = max(errors, key=abs)
         print(f"{name.replace('_', ' '):<17} worst {worst:+.3%} of {len(errors)} stages")
 
@@ -277,12 +297,13 @@ def main(num_steps: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="steps of every plan; twice as many of TP 2")
+    parser.add_argument("--layouts", action="store_true", help="one plan of each layout in the place of placements")
     parser.add_argument("--json", action="store_true", help="print the rows as they were found")
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.scratch:
-        work(given.steps, given.scratch)
+        work(given.steps, given.layouts, given.scratch)
     elif given.json:
-        print(json.dumps(run(given.steps), indent=1))
+        print(json.dumps(run(given.steps, given.layouts), indent=1))
     else:
-        main(given.steps)
+        main(given.steps, given.layouts)

@@ -101,7 +101,7 @@ def test_a_job_that_names_it_is_simulated_with_it(run_cli: RunCli, tmp_path: Pat
     assert "calibration mine" in text
 
 
-_SOON_MADE = ("a100-80g", "a100-80g.internevo", "a100-80g.megatron-core")
+_SOON_MADE = ("a100-80g", "a100-80g.internevo")
 """In seconds each; a change of operators that asks for new fits shows in them."""
 
 

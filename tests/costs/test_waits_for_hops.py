@@ -1,4 +1,4 @@
-"""Stacks that send and receive one tensor after the other in front of their compute."""
+"""Stacks whose compute stands still while they send and receive: one tensor after the other, or both at once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,18 @@ def build(pp: int, vpp: int = 1, **facts: Any) -> Problem:
     return build_problem(CostModel(job, UNKNOWN), Strategy(pp=pp, tp=1, dp=32 // pp, mbs=1, vpp=vpp))
 
 
-@pytest.mark.parametrize(("pp", "hops_a_pass"), [(2, 1), (4, 2), (8, 2)])
-def test_a_stage_stands_still_for_each_hop_in_each_pass(pp: int, hops_a_pass: int) -> None:
-    beside, before = build(pp), build(pp, waits_for_hops=True)
+@pytest.mark.parametrize(
+    ("fact", "pp", "hops_a_pass"),
+    [
+        ("waits_for_hops", 2, 1),
+        ("waits_for_hops", 4, 2),
+        ("waits_for_hops", 8, 2),
+        ("exchanges_hops", 2, 0.5),
+        ("exchanges_hops", 8, 1),
+    ],
+)
+def test_a_stage_stands_still_for_each_hop_in_each_pass(fact: str, pp: int, hops_a_pass: float) -> None:
+    beside, before = build(pp), build(pp, **{fact: True})
     (start_ms, *_), (ms_per_byte, *_) = beside.p2p_ms, beside.p2p_ms_per_byte
     hop_ms = sum(beside.p2p_ms) / len(beside.p2p_ms)
     hop_ms += sum(beside.p2p_ms_per_byte) / len(beside.p2p_ms) * 2 * 2048 * 4096
@@ -43,5 +52,9 @@ def test_a_stage_stands_still_for_each_hop_in_each_pass(pp: int, hops_a_pass: in
 
 
 def test_a_stack_that_does_not_wait_stays_as_it_is() -> None:
-    assert build(4) == build(4, waits_for_hops=False)
-    assert build(1) == build(1, waits_for_hops=True)
+    assert build(4) == build(4, waits_for_hops=False, exchanges_hops=False)
+    assert build(1) == build(1, waits_for_hops=True, exchanges_hops=True)
+
+
+def test_chunks_move_their_hops_beside_compute() -> None:
+    assert build(4, vpp=2) == build(4, vpp=2, exchanges_hops=True)

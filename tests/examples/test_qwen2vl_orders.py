@@ -3,19 +3,16 @@ of one process."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import ForkedRanks
+from gradients import check, start
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("skimage")
 pytest.importorskip("safetensors")
-
-WRITE_GRADIENTS = Path(__file__).with_name("write_gradients.py")
 
 ORDERS = {
     "parted.csv": (  # as ZB-H1 has it: each stage has as many micro-batches in flight as under 1F1B
@@ -57,53 +54,12 @@ FOUR = {
 }
 
 
-def start(folder: Path, num_processes: int, runs: dict[str, str]) -> str:
-    """Write the gradients of every line of flags to a folder of its name; what was printed."""
-    lines = [f"{flags} --save {name}" for name, flags in runs.items()]
-    (folder / "flags.txt").write_text("\n".join(lines), encoding="utf-8")
-    for name, rows in ORDERS.items():
-        (folder / name).write_text(rows, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(WRITE_GRADIENTS), "flags.txt"],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
-
-
-def check(folder: Path, name: str, expected_name: str, tolerance_fraction: float = 1e-6) -> None:
-    """The loss, and each weight's gradient, are those of one process to that part of its norm."""
-    from safetensors.torch import load_file
-
-    loss, expected_loss = (float((folder / each / "loss.txt").read_text()) for each in (name, expected_name))
-    assert loss == pytest.approx(expected_loss, rel=tolerance_fraction)
-    found, expected = ({}, {})
-    for each, tensors in ((name, found), (expected_name, expected)):
-        for file in (folder / each).glob("*.safetensors"):
-            tensors.update(load_file(file))
-    assert found.keys() == expected.keys()
-    for key, tensor in expected.items():
-        # attention ignores its keys' biases: their gradients are rounding alone
-        if not key.endswith("k_proj.bias"):
-            assert (found[key] - tensor).norm() <= tolerance_fraction * tensor.norm(), key
-    trained = {key for key, tensor in expected.items() if tensor.norm()}
-    tower = {key for key in expected if "visual" in key and "merger" not in key}
-    assert trained == expected.keys() - (tower if "frozen" in name else set())
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, small_flags: str, forked_ranks: ForkedRanks) -> Path:
     folder = tmp_path_factory.mktemp("orders")
     flags = f"{small_flags} --init-method-std 0.05"
-    start(folder, 1, {"whole": flags, "whole-frozen": f"{flags} --freeze-ViT"})
-    told = start(folder, 2, {name: f"{flags} {RUNS[name]}" for name in BY_DAY})
+    alone = {"whole": flags, "whole-frozen": f"{flags} --freeze-ViT"}
+    told = start(forked_ranks, folder, {1: alone, 2: {name: f"{flags} {RUNS[name]}" for name in BY_DAY}}, ORDERS)
     (folder / "output.txt").write_text(told, encoding="utf-8")
     return folder
 
@@ -123,22 +79,26 @@ def test_whole_backwards_in_the_place_of_parted_ones_are_told(runs: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_gradients_of_other_runs_equal_those_of_one_process(tmp_path: Path, small_flags: str) -> None:
+def test_gradients_of_other_runs_equal_those_of_one_process(
+    tmp_path: Path, small_flags: str, forked_ranks: ForkedRanks
+) -> None:
     flags = f"{small_flags} --init-method-std 0.05"
-    start(tmp_path, 1, {"whole": flags, "whole-frozen": f"{flags} --freeze-ViT"})
     others = [name for name in RUNS if name not in BY_DAY]
-    start(tmp_path, 2, {name: f"{flags} {RUNS[name]}" for name in others})
+    alone = {"whole": flags, "whole-frozen": f"{flags} --freeze-ViT"}
+    start(forked_ranks, tmp_path, {1: alone, 2: {name: f"{flags} {RUNS[name]}" for name in others}}, ORDERS)
     for name in others:
         check(tmp_path, name, "whole-frozen" if "frozen" in name else "whole")
 
 
 @pytest.mark.nightly
-def test_gradients_of_replicas_and_shards_equal_those_of_one_process(tmp_path: Path, small_flags: str) -> None:
+def test_gradients_of_replicas_and_shards_equal_those_of_one_process(
+    tmp_path: Path, small_flags: str, forked_ranks: ForkedRanks
+) -> None:
     """Where weight gradients are computed apart, the hooks of DistributedDataParallel do not see them, and FSDP2 must
     not have given weights back."""
     flags = f"{small_flags} --init-method-std 0.05"
-    start(tmp_path, 1, {"whole": f"{flags} --global-batch-size 8", "whole-four": flags})
-    start(tmp_path, 4, {name: f"{flags} {extra}" for name, extra in FOUR.items()})
+    alone = {"whole": f"{flags} --global-batch-size 8", "whole-four": flags}
+    start(forked_ranks, tmp_path, {1: alone, 4: {name: f"{flags} {extra}" for name, extra in FOUR.items()}}, ORDERS)
     for name in ("replicas", "replicas-v-shaped", "sharded"):
         check(tmp_path, name, "whole")
     check(tmp_path, "divided", "whole-four", 1e-5)  # matrices divided among ranks add up in another order

@@ -238,6 +238,22 @@ def test_a_plan_beyond_the_script_is_refused_before_it_trains(choice: dict[str, 
         follow(hooks.AppliedPlan(plan, ((),)), make_parser().parse_args([]))
 
 
+@pytest.mark.parametrize("flag", ["--uneven-images", "--pipeline-order order.csv"])
+def test_flags_that_go_with_the_chain_alone_are_refused_beside_a_layout(flag: str) -> None:
+    from arguments import make_parser
+    from failures import TrainingError
+    from mm_autoparallel import hooks
+    from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.planner.plan import Plan
+    from pretrain_vlm import follow
+
+    apart = Arrangement("disaggregated", "inline", ModuleLayout("vision", 1, 1, 1, 1, rank_offset=2))
+    plan = Plan(Strategy(pp=3, tp=1, dp=1, mbs=1, arrangement=apart), {}, {}, 8)
+    with pytest.raises(TrainingError, match=r"layout is disaggregated, vision PP 1 TP 1 DP 1, which .*drop --pipeline"):
+        follow(hooks.AppliedPlan(plan, ((), ()), encoder=((),)), make_parser().parse_args(flag.split()))
+
+
 def test_older_releases_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """On import, before a name that they lack; this environment's are new enough."""
     import releases

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import ForkedRanks
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -53,24 +51,13 @@ DEALT = {
 """Samples that differ, as they arrive and as the planner deals them."""
 
 
-def start(folder: Path, num_processes: int, runs: dict[str, str], timeout_s: float = 400) -> None:
+def start(ranks: ForkedRanks, folder: Path, num_processes: int, runs: dict[str, str]) -> None:
     """Run every line of flags in turn in `folder`, each with a log of its own."""
     lines = [f"{flags} --log-file {name}.jsonl" for name, flags in runs.items()]
     (folder / "flags.txt").write_text("\n".join(lines), encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(RUN_FLAGS), "flags.txt"],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    (folder / "output.txt").write_text(done.stdout, encoding="utf-8")
+    told = ranks.run(RUN_FLAGS, ["flags.txt"], num_processes, folder, [])
+    (folder / "output.txt").write_text(told, encoding="utf-8")
 
 
 def entries(log: Path, key: str) -> list[dict]:
@@ -79,14 +66,19 @@ def entries(log: Path, key: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
+def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str, forked_ranks: ForkedRanks) -> Path:
     """A folder with the log of every run; `one` is that of one process, `one-long` goes on."""
     folder = tmp_path_factory.mktemp("runs")
     flags = f"{small_flags} --train-iters {NUM_STEPS}"
     alone = {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"}
-    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 14", "one-uneven": f"{flags} {UNEVEN}"})
+    start(
+        forked_ranks,
+        folder,
+        1,
+        alone | {"one-long": f"{small_flags} --train-iters 14", "one-uneven": f"{flags} {UNEVEN}"},
+    )
     extras = {name: extra for name, (extra, _) in RUNS.items()} | DEALT
-    start(folder, 2, {name: f"{flags} {extra}" for name, extra in extras.items()})
+    start(forked_ranks, folder, 2, {name: f"{flags} {extra}" for name, extra in extras.items()})
     return folder
 
 

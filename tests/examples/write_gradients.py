@@ -1,6 +1,6 @@
 """Write the gradients of one step of the training script, once for each line of flags in a file.
 
-Started by torch.distributed.run in the place of the script itself. The folder that --save names then holds gradients
+Started in the place of the script itself. The folder that --save names then holds gradients
 where a checkpoint holds weights, zeros of parts that do not train; and loss.txt, the step's loss.
 """
 
@@ -26,7 +26,8 @@ def write_all(lines: list[str]) -> int:
 
         def run(self, planned_ms: float | None = None) -> None:
             """One step, its gradients in the place of the weights, and these written."""
-            self.optimizer = _Idle(self.optimizer.param_groups)
+            for part in self.parts:
+                part.optimizer = _Idle(part.optimizer.param_groups)
             loss, _ = self.step(0)
             for parameter in self.parameters:
                 values = parameter.detach()

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from featured_plans import PLANS as FEATURED
 
+from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.galvatron.paddle import (
@@ -25,6 +27,7 @@ from mm_autoparallel.integrations.galvatron.paddle import (
     read_flags,
     search_paddle,
 )
+from mm_autoparallel.integrations.galvatron.score import UPSTREAM, Extensions
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "galvatron" / "paddle"
@@ -41,8 +44,8 @@ def flags_of(folder: Path = FIXTURES, **values: object) -> dict[str, Any]:
     return flags | {"min_bsz": 16, "max_bsz": 16, "memory_upper_limit": 40} | values
 
 
-def planner_of(is_as_is: bool = True, **values: Any) -> PaddlePlanner:
-    return PaddlePlanner(read_flags(flags_of(**values)), is_as_is)
+def planner_of(is_as_is: bool = True, extensions: Extensions = UPSTREAM, **values: Any) -> PaddlePlanner:
+    return PaddlePlanner(read_flags(flags_of(**values)), is_as_is, extensions)
 
 
 def words_of(**values: object) -> list[str]:
@@ -62,6 +65,20 @@ def test_its_own_answer_is_scored_and_never_beaten_by_less() -> None:
     with_ulysses = search_paddle(planner_of(sp_space="tp+sp")).best
     assert with_ulysses is not None
     assert with_ulysses.samples_per_s > ANSWER_SAMPLES_PER_S * 1.005
+
+
+def test_uneven_stages_and_what_the_formula_leaves_out_are_searched() -> None:
+    values: dict[str, Any] = {"layernum": 7, "layernum_list": 7, "memory_upper_limit": 6, "max_tp_size": 2}
+    every = PaddlePlanner(read_flags(flags_of(**values)), False, Extensions(counts_every_stage=True))
+    uneven = PaddlePlanner(read_flags(flags_of(**values)), False, Extensions(spread=3))
+    even, best = search_paddle(every), search_paddle(uneven)
+    assert even.best is not None
+    assert best.best is not None
+    assert best.is_proven
+    assert best.searched_s / best.best.plan.num_samples <= even.searched_s / even.best.plan.num_samples * (1 + 1e-12)
+    resharded = search_paddle(planner_of(extensions=Extensions(counts_every_stage=True, counts_resharding=True)))
+    assert resharded.best is not None
+    assert resharded.searched_s == pytest.approx(resharded.best.whole_step_s, rel=1e-12)
 
 
 def test_mended_slips_cost_what_they_left_out() -> None:
@@ -209,7 +226,7 @@ def test_the_commands_take_its_flags(
         (["--world_size", "8"], "--world_size goes with --paddle alone"),
         (["--as-is"], "--as-is goes with --paddle alone"),
         ([], "CONFIG.yaml is missing"),
-        (["--paddle", "--uneven", "1", *words_of()], "do not go with --paddle"),
+        (["--paddle", "--whole-samples", *words_of()], "cut into whole samples always"),
     ):
         assert main(["galvatron-search", *wrong]) == 2
         assert words in capsys.readouterr().err
@@ -224,3 +241,27 @@ def test_a_spoilt_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="allreduce_size_4") as refused:
         PaddlePlanner(read_flags(flags_of(folder)), is_as_is=True)
     assert "ar.json" in refused.value.where
+
+
+def test_a_plan_by_layer_is_a_strategy_of_its_trainer(tmp_path: Path) -> None:
+    """Each layer's ZeRO stage stands as it is; the vocabulary's is 0 or 3 where layers have strategies of their own."""
+    plan = replace(FEATURED["layer_strategies"], strategy=replace(FEATURED["layer_strategies"].strategy, zero=3))
+    out = tmp_path / "by_layer"
+    export_plan(plan, None, "galvatron", out=out, version="paddle")
+    document = json.loads((out / "fine_grained_config.json").read_text())
+    layouts = {layout.name for layout in plan.strategy.layouts}
+    assert layouts
+    stages, degrees = (document[name].split(",") for name in ("sharding_stage_list", "tp_size_list"))
+    assert len(stages) == sum(plan.layers["text"])
+    assert len({*zip(stages, degrees, strict=True)}) == 1 + len(layouts)
+    again = read_fine_grained(out / "fine_grained_config.json", plan.strategy.world_size)
+    assert again.ends.dp_type == "zero3"
+    flags = (out / "trainer_flags.txt").read_text()
+    assert f"--pipeline_parallel_degree {plan.strategy.pp}\n" in flags
+    for strategy, told in (
+        (replace(plan.strategy, zero=2), "vocabulary has ZeRO 0 or 3"),
+        (replace(plan.strategy, schedule="gpipe"), "runs 1f1b"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            export_plan(replace(plan, strategy=strategy), None, "galvatron", out=tmp_path / "no", version="paddle")
+    assert not (tmp_path / "no").exists()

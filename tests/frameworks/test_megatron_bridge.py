@@ -278,3 +278,58 @@ def test_a_recipe_is_not_written_into(recipes: Path, tmp_path: Path) -> None:
     plan = PLANS["pipeline"]
     with pytest.raises(JobError, match="YAML of overrides"):
         export_plan(plan, make_job(DENSE, plan), "megatron-bridge", into=(recipes,), out=tmp_path / "out")
+
+
+SCRIPT = """#!/bin/bash
+# train.global_batch_size=7 is what it was
+NAME=small
+TP=${TP:-4}
+GLOBAL_BATCH_SIZE=16
+torchrun --nproc_per_node=8 --nnodes=4 scripts/training/run_recipe.py \\
+    --recipe ${NAME}_pretrain_config \\
+    --micro_batch_size 1 \\
+    train.global_batch_size=$GLOBAL_BATCH_SIZE \\
+    model.tensor_model_parallel_size=$TP \\
+    checkpoint.save=$WHERE/results \\
+    ddp.use_distributed_optimizer=False
+"""
+
+
+def test_a_launch_script_is_over_the_recipe_that_it_starts(recipes: Path, model: Path, tmp_path: Path) -> None:
+    """Also where the recipe's file has another name for it."""
+    script, common = tmp_path / "train.sh", recipes.parent / "common.py"
+    script.write_text(SCRIPT)
+    found, kind = find_kind(script, None)
+    assert found == "megatron-bridge"
+    assert kind.find_devices(script) == (4, 8)
+    plan = kind.read_plan(script, Given(model, world_size=32, beside=(recipes, common)))
+    sizes = {"pp": 4, "tp": 4, "dp": 2, "vpp": 2, "mbs": 1, "zero": 0}
+    assert {name: getattr(plan.strategy, name) for name in sizes} == sizes
+    assert plan.global_batch_size == 16
+    other = tmp_path / "names.py"
+    other.write_text("from recipes import small_pretrain_config as tiny_pretrain_config\n")
+    script.write_text(SCRIPT.replace("NAME=small", "NAME=tiny"))
+    assert kind.read_plan(script, Given(model, world_size=32, beside=(other, recipes, common))) == plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("TP=${TP:-4}", "for TP in 1 2; do :; done", ["line 10", "$TP", "overrides beside it"]),
+        ("NAME=small", "NAME=other", ["other_pretrain_config", "none of the files beside it"]),
+        ("NAME=small", "read NAME", ["--entry"]),
+        ("train.global_batch_size=$", "train.micro_batch_size=2 train.global_batch_size=$", ["line 9", "line 8"]),
+        ("    --recipe ${NAME}_pretrain_config \\\n", "", ["0 recipes", "--recipe"]),
+        ("=False", "=maybe", ["maybe", "true or false"]),
+    ],
+)  # fmt: skip
+def test_what_a_launch_script_leaves_open_is_named(
+    old: str, new: str, words: list[str], recipes: Path, model: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.sh"
+    assert old in SCRIPT
+    script.write_text(SCRIPT.replace(old, new))
+    given = Given(model, world_size=32, beside=(recipes, recipes.parent / "common.py"))
+    with pytest.raises(PlannerError) as failure:
+        find_kind(script, "megatron-bridge")[1].read_plan(script, given)
+    assert all(word in str(failure.value) for word in words), str(failure.value)

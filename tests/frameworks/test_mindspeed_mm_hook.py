@@ -134,8 +134,8 @@ def test_a_plan_for_other_processes_ends_with_a_paragraph(workplace: Path, tiny_
 @pytest.mark.parametrize(
     ("drop", "message"),
     [
-        ("--mm-model", "--mm-model is missing"),
-        ("--seq-length", "--seq-length is missing; a whole number"),
+        pytest.param("--mm-model", "--mm-model is missing", marks=pytest.mark.nightly),
+        pytest.param("--seq-length", "--seq-length is missing; a whole number", marks=pytest.mark.nightly),
         ("--auto-parallel-image-tokens", "give --auto-parallel-image-tokens"),
     ],
 )

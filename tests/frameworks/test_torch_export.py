@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 from drawn_decoder_plans import DENSE, draw_decoder_plan
 from featured_plans import PLANS
+from forked_ranks import ForkedRanks
 
 from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.api.imported import find_kind
@@ -147,20 +145,6 @@ FEW = ("four-stages", "sharded", "parted")
 OTHERS = tuple(name for name in CASES if name not in FEW)
 
 
-def start(processes: int, folders: list[Path]) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [os.environ.get("TRAINING_PYTHON", sys.executable), *launcher, str(TRAIN), *map(str, folders)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-
-
 def losses(folder: Path) -> list[float]:
     """The mean over replicas, step by step."""
     found = [json.loads(path.read_text()) for path in folder.glob("losses.*.json")]
@@ -168,7 +152,7 @@ def losses(folder: Path) -> list[float]:
     return [sum(step) / len(found) for step in zip(*found, strict=True)]
 
 
-def train(folder: Path, names: Sequence[str]) -> Path:
+def train(ranks: ForkedRanks, folder: Path, names: Sequence[str]) -> Path:
     """The losses of the plans called `names`, and of the whole model, below `folder`."""
     for needed in ("torch", "transformers", "skimage"):
         pytest.importorskip(needed)
@@ -177,19 +161,19 @@ def train(folder: Path, names: Sequence[str]) -> Path:
         export_plan(CASES[name], None, "torch", out=folder / name)
         if name in ORDERS:
             (folder / name / "schedule.csv").write_text(ORDERS[name])
-    start(1, [folder / "whole"])
-    start(4, [folder / name for name in names])
+    ranks.run(TRAIN, [str(folder / "whole")], 1, folder, [])
+    ranks.run(TRAIN, [str(folder / name) for name in names], 4, folder, [])
     return folder
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("planned"), FEW)
+def trained(tmp_path_factory: pytest.TempPathFactory, forked_ranks: ForkedRanks) -> Path:
+    return train(forked_ranks, tmp_path_factory.mktemp("planned"), FEW)
 
 
 @pytest.fixture(scope="module")
-def trained_at_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("planned"), OTHERS)
+def trained_at_night(tmp_path_factory: pytest.TempPathFactory, forked_ranks: ForkedRanks) -> Path:
+    return train(forked_ranks, tmp_path_factory.mktemp("planned"), OTHERS)
 
 
 def check_losses(folder: Path, name: str) -> None:

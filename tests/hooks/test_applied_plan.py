@@ -88,6 +88,70 @@ def test_the_world_must_be_the_plans(
         read_applied_plan(write_plan(tmp_path), pretraining)
 
 
+def of_layout(kind: str, run: str, encoder: dict[str, int], decoder: dict[str, int]) -> dict[str, Any]:
+    return {"layout": {"kind": kind, "encoder_run": run, "modules": {"vision": encoder, "llm": decoder}}}
+
+
+@pytest.mark.usefixtures("world")
+def test_an_encoder_in_phases_is_whole_on_each_device(tmp_path: Path, pretraining: hooks.Pretraining) -> None:
+    layout = of_layout("colocated", "phases", {"PP": 1, "TP": 1, "DP": 4, "MBS": 2}, {"PP": 2, "TP": 1, "DP": 2})
+    layout["layer_placement"] = {"vit_layer_placement": [0, 0], "llm_layer_placement": [4, 24]}
+    applied = read_applied_plan(write_plan(tmp_path, **layout), pretraining)
+    (encoder,) = applied.encoder
+    assert {held.modality for held in encoder} == {"vision"}
+    assert encoder[0].role == "pre"
+    assert sum(held.count for held in encoder if held.role == "layer") == 32
+    assert [held.first for held in encoder if held.role == "layer"][1] == encoder[1].count
+    assert [[held.role for held in stage] for stage in applied.stages] == [["pre", "layer"], ["layer", "post"]]
+
+
+@pytest.mark.usefixtures("world")
+def test_an_encoder_on_ranks_of_its_own_has_its_own_stages(tmp_path: Path, pretraining: hooks.Pretraining) -> None:
+    layout = of_layout(
+        "disaggregated",
+        "inline",
+        {"PP": 2, "TP": 1, "DP": 1, "MBS": 1, "rank_offset": 2},
+        {"PP": 2, "TP": 1, "DP": 1},
+    )
+    changes = {
+        "parallel_config": {"PP": 4, "TP": 1, "DP": 1, "MBS": 1},
+        "layer_placement": {"vit_layer_placement": [12, 20, 0, 0], "llm_layer_placement": [0, 0, 4, 24]},
+        "layer_recompute": {"vit_layer_recompute": [0, 0, 0, 0], "llm_layer_recompute": [0, 0, 3, 5]},
+    }
+    applied = read_applied_plan(write_plan(tmp_path, **layout, **changes), pretraining)
+    held = [
+        [sum(one.count for one in stage if one.role == "layer") for stage in part]
+        for part in (applied.encoder, applied.stages)
+    ]
+    assert held == [[12, 20], [4, 24]]
+    assert [sum(one.recomputed for one in stage) for stage in applied.stages] == [3, 5]
+
+
+def test_the_world_counts_an_encoders_own_ranks(
+    tmp_path: Path, pretraining: hooks.Pretraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = of_layout(
+        "disaggregated",
+        "inline",
+        {"PP": 1, "TP": 1, "DP": 2, "MBS": 1, "rank_offset": 4},
+        {"PP": 2, "TP": 1, "DP": 2},
+    )
+    path = write_plan(tmp_path, **layout, parallel_config={"PP": 3, "TP": 1, "DP": 2, "MBS": 1})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(PlanError, match=r"DP 2 beside disaggregated, vision PP 1 TP 1 DP 2 is for 6 processes"):
+        read_applied_plan(path, pretraining)
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("run", ["bubbles", "prefetch", "cached"])
+def test_a_way_to_run_an_encoder_that_is_not_planned_is_refused(
+    run: str, tmp_path: Path, pretraining: hooks.Pretraining
+) -> None:
+    layout = of_layout("colocated", run, {"PP": 1, "TP": 1, "DP": 4}, {"PP": 2, "TP": 1, "DP": 2})
+    with pytest.raises(PlanError, match=rf"layout\.encoder_run is {run}, which nothing here plans"):
+        read_applied_plan(write_plan(tmp_path, **layout), pretraining)
+
+
 @pytest.mark.usefixtures("world")
 def test_a_plan_of_another_model_is_refused(tmp_path: Path, pretraining: hooks.Pretraining) -> None:
     path = write_plan(tmp_path, layer_placement={"vit_layer_placement": [32, 0], "llm_layer_placement": [4, 20]})

@@ -69,6 +69,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(lau
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.nightly
 def test_nothing_feasible_exits_3(copied: Path, launch: Callable, one_rank: tuple) -> None:
     (device,) = copied.glob("subgraph_profiles/*/device.json")
     document = json.loads(device.read_text())

@@ -28,6 +28,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return pair
 
 
+@pytest.mark.nightly
 def test_two_nodes_profile_together(folders: tuple[Path, Path], launch: Callable, free_port: int) -> None:
     launchers = [launch(folders[rank], *node(rank, free_port)) for rank in (1, 0)]
     second, first = (launcher.wait() for launcher in launchers)

@@ -66,6 +66,13 @@ def test_the_workload_follows_from_the_mean_sample() -> None:
     assert job_of(DRAWN, workload={"seq_length": 1856}).workload.seq_length == 1856
 
 
+def test_frames_that_the_models_patch_joins_are_images_of_a_sample() -> None:
+    videos = {"videos": 1, "frames": 9, "frame_patches": 400}
+    workload = job_of(DRAWN | videos).workload
+    assert workload.images_per_sample == 2 + 5
+    assert workload.image_tokens_per_sample == pytest.approx(2.0 * 2000 / 4 + 5 * 400 / 4, rel=0.03)
+
+
 def test_files_are_read_beside_the_job_and_their_content_counts(tmp_path: Path) -> None:
     rows = [{"patches": [400] * (1 + number % 2), "text_tokens": 100 + number} for number in range(40)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -92,6 +99,8 @@ def test_files_are_read_beside_the_job_and_their_content_counts(tmp_path: Path) 
         ({}, {}, "workload.samples.*either file names the samples, or images, .* neither is given"),
         ({"file": "a", "images": 1, "patches": 4}, {}, "and both are given"),
         ({"images": 1}, {}, "images and patches go together"),
+        ({"videos": 1, "frames": 8}, {}, "videos, frames and frame_patches go together"),
+        ({"videos": 1, "frames": 1e9, "frame_patches": 4}, {}, "workload.samples: 20,000 drawn samples have"),
         ({"text_tokens": {"mean": 5}}, {}, "workload.samples.text_tokens.*mean needs spread_fraction"),
         ({"text_tokens": {"mean": 5, "values": [4]}}, {}, "mean and values of them is given"),
         ({"text_tokens": {"values": [4], "weights": [1, 2]}}, {}, "weights are 2 and values 1"),

@@ -65,6 +65,14 @@ class TestFit:
             still = [figure for figure in FREE[name].figures if figure not in ("grouped_matrix_fraction",)]
             assert [getattr(after, figure) for figure in still] == [getattr(before, figure) for figure in still]
 
+    @pytest.mark.parametrize("spread_factor", [0.5, 2.0])
+    def test_what_a_row_narrows_is_told_by_the_prior_that_it_had(
+        self, made: list[MeasuredCase], spread_factor: float
+    ) -> None:
+        target = Target("x", "a100-80g", "s", free=["matrix", "grouped_matrix"], spread_factor=spread_factor)
+        (part,) = calibrate(made[:1], [], target).kept
+        assert part.reason == "the rows do not tell it (they narrow it by 0.0 %)"
+
     def test_no_more_figures_than_rows(self, made: list[MeasuredCase]) -> None:
         free = ["matrix", "memory", "node", "unfused_attention"]
         assert len(calibrate(made[:1], [], Target("x", "a100-80g", "s", free=free)).fitted) == 1

@@ -387,7 +387,11 @@ def compare(seed: int, most: int = MOST_PLANS) -> Verdict:
             if estimate.fits:
                 fits.add(strategy)
     verdict.least_ms = min(least.values(), default=math.inf)
-    with mock.patch.multiple("mm_autoparallel.planner.search.planner", EXACT_S=math.inf, FIRST_SLICE_S=1e3):
+    search_room = "mm_autoparallel.planner.search"
+    with (
+        mock.patch(f"{search_room}.planner.EXACT_S", math.inf),
+        mock.patch(f"{search_room}.slices.FIRST_SLICE_S", 1e3),
+    ):
         try:
             found = search(job, time_limit_s=None, num_workers=1)
         except (NoFeasiblePlan, Unfinished) as failure:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from types import SimpleNamespace
 
+import compare
 import compare_free
 import free_orders
 import generate
@@ -20,6 +21,11 @@ import pytest
 import semantics
 from free_orders import NoOrder, Stages
 from semantics import Document
+
+from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, least_step
+from mm_autoparallel.pipeline.placement.orders.options import list_options
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
 
 SEEDS_OF_A_MOOD = 60
 
@@ -149,7 +155,30 @@ def test_wrong_answers_are_found() -> None:
     assert found == {"false_infeasible", "step", "peak", "false_bound", "unlawful", "false_optimal", "oracle"}
 
 
-@pytest.mark.parametrize("part", [*range(3), *(pytest.param(p, marks=pytest.mark.nightly) for p in range(3, 50))])
+@pytest.mark.parametrize(
+    ("seeds", "number"), [(range(8), 25), pytest.param(range(8, 400), 1_200, marks=pytest.mark.nightly)]
+)
+def test_rows_refute_no_step_above_the_best(seeds: range, number: int) -> None:
+    """What the bounds of single stages say of all placements, against every placement with every order."""
+    checked = 0
+    for seed in seeds:
+        for mood in generate_free.MOODS:
+            document = generate_free.problem(f"{mood}-{seed}")
+            try:
+                options = list_options(cut_into_units(compare.read(document)), lambda: False)
+                best_ms = free_orders.best_free(document).step_ms
+            except (PlannerError, free_orders.TooLarge):
+                continue
+            least_ms = bound_stages(options).least_ms
+            if not math.isfinite(best_ms) or not math.isfinite(least_ms):
+                continue
+            rows = np.arange(len(options.stage))
+            assert least_step(options, rows, least_ms, 2.0 * least_ms) <= best_ms * (1 + 1e-9) + 1e-12, f"{mood}-{seed}"
+            checked += 1
+    assert checked > number
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.nightly) for p in range(1, 50))])
 def test_place_against_the_best_order_and_placement(part: int) -> None:
     if compare_free.is_refused():
         pytest.skip("place() refuses problems whose order is to be found")

@@ -14,8 +14,8 @@ BATCH = 15
     "batch",
     [
         0,
-        *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 4)),
-        *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(4, 34)),
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(2, 34)),
     ],
 )
 def test_search_equals_brute_force(batch: int) -> None:

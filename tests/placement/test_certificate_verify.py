@@ -80,6 +80,7 @@ def test_known_answers_are_confirmed(kind: str, name: str, tmp_path: Path) -> No
     print(f"{name}: {verification.method}, confirmed in {verification.verify_s:.2f} s, found in {result.solve_s:.2f} s")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_sixteen_stages_with_hops_are_confirmed(tmp_path: Path) -> None:
     problem = replace(multimodal_case("pp16_m16")[0], p2p_ms=(1.25,) * 15)

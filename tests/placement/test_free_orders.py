@@ -18,8 +18,15 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement import PlacementResult, place
-from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, list_placements
+from mm_autoparallel.pipeline.placement.orders.bounds import (
+    Bounds,
+    bound_rows,
+    bound_stages,
+    least_step,
+    list_placements,
+)
 from mm_autoparallel.pipeline.placement.orders.options import list_options
+from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry, read_problem
@@ -84,9 +91,9 @@ def check_result(problem: Problem, result: PlacementResult, gap_fraction: float)
     ("name", "best_ms"),
     [
         ("p4_m8", 744.0),
-        pytest.param("p8_m16_112", 12052.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_112", 12052.0, marks=pytest.mark.nightly),
         pytest.param("p8_m16_44", 1426.0, marks=pytest.mark.slow),
-        pytest.param("p8_m16_frozen", 1465.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_frozen", 1465.0, marks=pytest.mark.nightly),
     ],
 )
 def test_known_steps_are_met_and_proven_to_a_thousandth(name: str, best_ms: float) -> None:
@@ -123,8 +130,13 @@ def test_what_is_known_is_no_contradiction() -> None:
         problem, known = fixture(name)
         assert problem.schedule == "free"
         assert 0.0 < known["lower_bound_ms"] <= known["best_step_ms"]
-        least_ms = bound_stages(list_options(cut_into_units(problem), lambda: False)).least_ms
+        options = list_options(cut_into_units(problem), lambda: False)
+        least_ms, rows = bound_stages(options).least_ms, np.arange(len(options.stage))
         assert least_ms <= known["best_step_ms"]
+        above_ms = 1.01 * known["best_step_ms"]
+        left, _ = bound_rows(options, rows, above_ms)
+        assert 0 < len(left) < len(rows)
+        assert least_ms <= least_step(options, left, least_ms, above_ms) <= known["best_step_ms"]
 
 
 def test_two_runs_that_end_proven_agree() -> None:
@@ -229,6 +241,37 @@ def test_no_named_order_is_faster(schedule: str, limit_bytes: float) -> None:
     if named.placement is not None:
         assert free.lower_bound_ms <= named.step_ms
         assert free.step_ms <= named.step_ms * (1.0 + 1e-5)
+
+
+def test_the_last_backwards_of_a_stage_are_split_where_that_gains() -> None:
+    problem = small()
+    named = place(replace(problem, schedule="1f1b")).placement
+    assert named is not None
+    one_f_one_b = ("0F0 1F0 2F0 0B0 3F0 1B0 4F0 2B0 5F0 3B0 4B0 5B0", "0F0 1F0 0B0 2F0 1B0 3F0 2B0 4F0 3B0 5F0 4B0 5B0")
+    last = " ".join(f"{m}F0 {m}B0" for m in range(6))
+    placement = replace(named, orders=(*one_f_one_b, last))
+    step_ms = simulate(problem, placement).step_ms
+    parted, parted_ms = part_backwards(placement, step_ms, [1, 2], lambda tried: simulate(problem, tried).step_ms)
+    assert parted_ms == simulate(problem, parted).step_ms < step_ms
+    assert parted.orders[0] == one_f_one_b[0]
+    assert "5I0" in parted.orders[2]
+    assert part_backwards(placement, step_ms, [1, 2], lambda _: np.inf) == (placement, step_ms)
+
+
+def test_many_placements_of_one_bound_are_listed_one_after_another() -> None:
+    """Sixty stages of one unit or two: 3e11 placements, all of one bound but for the stage that holds most."""
+    num_stages, num_units = 60, 66
+    stretch = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
+    rest = np.full((num_stages + 1, num_units + 1), np.inf)
+    rest[num_stages, num_units] = 1.0
+    for s in range(num_stages - 1, -1, -1):
+        for at in range(num_units):
+            stretch[s, at, at + 1 : at + 3] = 1.0
+        rest[s] = np.min(np.maximum(stretch[s], rest[s + 1][None, :]), axis=1)
+    listed = list(islice(list_placements(Bounds(np.ones(0), stretch, rest), np.inf), 1_000))
+    assert len({boundaries for _, boundaries in listed}) == 1_000
+    assert {bound_ms for bound_ms, _ in listed} == {1.0}
+    assert [boundaries for _, boundaries in listed] == sorted(boundaries for _, boundaries in listed)
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ def test_nothing_is_below_a_cutoff_that_is_the_optimum() -> None:
     assert found.step_ms == pytest.approx(case["best_step"], rel=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_wider_gap_ends_sooner_and_says_so() -> None:
     problem, _ = multimodal_case("pp16_m16")

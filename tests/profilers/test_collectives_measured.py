@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import ForkedRanks
 
 pytest.importorskip("torch")
 
@@ -21,21 +18,9 @@ from mm_autoparallel.profilers.device import identify_device
 CHILD = Path(__file__).with_name("network_child.py")
 
 
-def measure(root: Path, num_ranks: int, num_per_node: int) -> str:
-    """What the ranks print; no process is left behind."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(CHILD), str(root), str(num_per_node)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as launcher:
-        try:
-            printed, errors = launcher.communicate(timeout=180)
-        except subprocess.TimeoutExpired:
-            os.killpg(launcher.pid, signal.SIGKILL)
-            raise
-    assert launcher.returncode == 0, errors
-    return printed
+def measure(ranks: ForkedRanks, root: Path, num_ranks: int, num_per_node: int) -> str:
+    """What the ranks print."""
+    return ranks.run(CHILD, [str(root), str(num_per_node)], num_ranks, root.parent, [], 180)
 
 
 def read(root: Path) -> NetworkProfile:
@@ -73,10 +58,10 @@ def test_shapes_of_every_level(num_ranks: int, num_per_node: int, expected: list
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(tmp_path_factory: pytest.TempPathFactory, forked_ranks: ForkedRanks) -> Path:
     """A store that two ranks of one node have measured."""
-    root = tmp_path_factory.mktemp("store")
-    printed = measure(root, 2, 2)
+    root = tmp_path_factory.mktemp("measured") / "store"
+    printed = measure(forked_ranks, root, 2, 2)
     assert printed.count("network.json") == 2
     return root
 
@@ -101,39 +86,39 @@ def test_two_ranks_write_a_whole_lawful_file(measured: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_measured_again(measured: Path) -> None:
+def test_what_is_there_is_not_measured_again(measured: Path, forked_ranks: ForkedRanks) -> None:
     path = network_path(measured, read(measured).device)
     before = path.stat()
-    assert measure(measured, 2, 2).count(str(path)) == 2
+    assert measure(forked_ranks, measured, 2, 2).count(str(path)) == 2
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_stale_file_is_refused_by_all_ranks(measured: Path, tmp_path: Path) -> None:
+def test_a_stale_file_is_refused_by_all_ranks(measured: Path, tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     network = read(measured)
-    path = network_path(tmp_path, network.device)
+    path = network_path(tmp_path / "store", network.device)
     path.parent.mkdir(parents=True)
     document = json.loads(network_path(measured, network.device).read_text())
     path.write_text(json.dumps(document | {"software": {"torch": "1.0.0"}}))
-    printed = measure(tmp_path, 2, 2)
+    printed = measure(forked_ranks, tmp_path / "store", 2, 2)
     assert f"rank 0 refused: profile file {path}: it was measured with torch 1.0.0" in printed
     assert "`python pretrain.py`" in printed
     assert "rank 1 refused: measuring the network: ranks 0 stopped" in printed
 
 
 @pytest.mark.nightly
-def test_two_nodes_of_two_add_their_levels(measured: Path, tmp_path: Path) -> None:
+def test_two_nodes_of_two_add_their_levels(measured: Path, tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     """And what others have measured before them stays."""
     device = read(measured).device
-    path = network_path(tmp_path, device)
+    path = network_path(tmp_path / "store", device)
     path.parent.mkdir(parents=True)
     document = json.loads(network_path(measured, device).read_text())
     for fit in document["fits"]:
         fit["num_ranks"] = 16
     path.write_text(json.dumps(document))
-    assert measure(tmp_path, 4, 2).count(str(path)) == 4
-    fits = read(tmp_path).fits
+    assert measure(forked_ranks, tmp_path / "store", 4, 2).count(str(path)) == 4
+    fits = read(tmp_path / "store").fits
     keys = {(fit.level, fit.num_ranks, fit.inside) for fit in fits}
     assert keys == {("node", 2, 1), ("cluster", 2, 1), ("cluster", 4, 2), ("node", 16, 1)}
     hops = [(fit.level, fit.num_ranks) for fit in fits if fit.operation == "send_recv"]

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import toy_model as toy  # noqa: E402
+from forked_ranks import ForkedRanks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
@@ -136,11 +137,6 @@ def start(arguments: list[str], timeout_s: float = 100) -> subprocess.CompletedP
     )
 
 
-def torchrun(num_ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    options = ["--nproc-per-node", str(num_ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    return start(["-m", "torch.distributed.run", *options, *arguments])
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_without_memory_it_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -183,10 +179,10 @@ def entries_by_kind(folder: Path, tp: int, mbs: int) -> dict[str, ProfileEntry]:
 
 
 @pytest.mark.slow
-def test_a_group_of_two_ranks_and_one_rank_s_shard_hold_the_same(tmp_path: Path) -> None:
+def test_a_group_of_two_ranks_and_one_rank_s_shard_hold_the_same(tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     for arrangement in ("group", "shard"):
-        result = torchrun(2, str(HERE / "toy_child.py"), str(tmp_path / arrangement), arrangement, "1,1", "2,1")
-        assert result.returncode == 0, result.stderr[-3000:]
+        arguments = [str(tmp_path / arrangement), arrangement, "1,1", "2,1"]
+        forked_ranks.run(HERE / "toy_child.py", arguments, 2, tmp_path, [HERE.parent.parent], 100)
     group, shard = (entries_by_kind(tmp_path / arrangement, 2, 1) for arrangement in ("group", "shard"))
     whole = entries_by_kind(tmp_path / "group", 1, 1)
     for kind in KINDS:
@@ -205,7 +201,7 @@ def test_a_group_of_two_ranks_and_one_rank_s_shard_hold_the_same(tmp_path: Path)
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_collectives_of_a_shard_are_those_of_a_group(tmp_path: Path) -> None:
+def test_collectives_of_a_shard_are_those_of_a_group(tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     script = tmp_path / "record.py"
     script.write_text(
         textwrap.dedent(
@@ -233,9 +229,7 @@ def test_collectives_of_a_shard_are_those_of_a_group(tmp_path: Path) -> None:
             """
         )
     )
-    result = torchrun(2, str(script))
-    assert result.returncode == 0, result.stderr[-3000:]
-    real, imagined = json.loads(result.stdout)
+    real, imagined = json.loads(forked_ranks.run(script, [], 2, tmp_path, [HERE.parent.parent, HERE], 100))
     assert real == imagined
     state = 2 * toy.SEQ_LENGTH * toy.WIDTH * 4
     # a sum forward and one backward in each layer
@@ -243,7 +237,7 @@ def test_collectives_of_a_shard_are_those_of_a_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_stops_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_fails_stops_the_others(tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     script = tmp_path / "failing.py"
     script.write_text(
         textwrap.dedent(
@@ -276,8 +270,7 @@ def test_a_rank_that_fails_stops_the_others(tmp_path: Path) -> None:
             """
         )
     )
-    result = torchrun(2, str(script))
-    assert result.returncode == 0, result.stderr[-3000:]
+    forked_ranks.run(script, [], 2, tmp_path, [HERE.parent.parent, HERE], 100)
     assert (tmp_path / "rank1").read_text() == "rank 1 has no data"
     assert "profiling stopped because rank 1 failed" in (tmp_path / "rank0").read_text()
     assert [path.name for path in (tmp_path / "out").iterdir()] == [file_name(1, 1, 1, toy.make_job().workload)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mm_autoparallel.model.blocks.chain import (
@@ -29,7 +30,14 @@ from mm_autoparallel.model.operators.host import host_layer_ms
 from mm_autoparallel.model.operators.operators import Share, form_share
 from mm_autoparallel.model.operators.precision_rates import count_waves
 from mm_autoparallel.model.profiles.calibration import assume_calibration
-from mm_autoparallel.model.profiles.collectives import NO_EXCHANGE, Exchange, form_exchange
+from mm_autoparallel.model.profiles.collectives import (
+    ANY_GROUPS,
+    NO_EXCHANGE,
+    Exchange,
+    ExpertGroups,
+    form_exchange,
+    reach_domains,
+)
 
 N, H, FFN, COUNT, TOP_K = 4096, 2048, 768, 128, 8
 TOKENS = TokenCounts(N, N, N, num_spans=1)
@@ -68,7 +76,7 @@ class TestExchange:
         expected_ms = 1e3 * (1e8 * 7 / 4e11 + 1e8 * needed / 2 / 5e10)
         assert self.TWO_NODES.one_way_ms(size_bytes, TOP_K, True) == pytest.approx(expected_ms)
         one_node_ms = 1e3 * (1e8 * 7 / 4e11 + 1e8 * 1 / 2 / 5e10)
-        assert self.TWO_NODES.one_way_ms(size_bytes, TOP_K, True, max_domains=1) == pytest.approx(one_node_ms)
+        assert self.TWO_NODES.one_way_ms(size_bytes, TOP_K, True, ExpertGroups(1)) == pytest.approx(one_node_ms)
 
     def test_within_one_domain_both_are_the_same(self) -> None:
         inside = replace(self.TWO_NODES, num_ranks=8)
@@ -87,6 +95,34 @@ class TestExchange:
         spread = form_exchange(levels, Strategy(pp=1, tp=4, dp=32, ep=32, mbs=1, etp=4))
         assert (spread.num_ranks, spread.inside) == (32, 16)
         assert form_exchange(levels, Strategy(pp=1, tp=1, dp=128, mbs=1)) == NO_EXCHANGE
+
+
+class TestReachedDomains:
+    @pytest.mark.parametrize(
+        ("domains", "groups", "expected"),
+        [
+            (8, ANY_GROUPS, 8 * (1 - (7 / 8) ** 8)),
+            (8, ExpertGroups(4, 8), 4 * (1 - (3 / 4) ** 8)),  # as many domains as groups
+            (8, ExpertGroups(4), 4 * (1 - (3 / 4) ** 8)),
+            (4, ExpertGroups(4), 4 * (1 - (3 / 4) ** 8)),  # a group a domain, all of which may be chosen
+            (4, ExpertGroups(4, 8), 4 * (1 - (15 + 40 * (3 / 4) ** 8 + 15 * (1 / 2) ** 8) / 70)),  # none, one or both
+            (2, ExpertGroups(1, 8), 1.0),
+            (1, ExpertGroups(4, 8), 1.0),
+            (3, ExpertGroups(2, 8), 2 * (1 - (1 / 2) ** 8)),  # 8 groups are not dealt evenly to 3
+        ],
+    )
+    def test_counted_by_hand(self, domains: int, groups: ExpertGroups, expected: float) -> None:
+        assert reach_domains(domains, 8, groups) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("domains", "most", "num_groups"), [(4, 4, 8), (16, 3, 8), (8, 2, 4), (2, 3, 8)])
+    def test_drawn(self, domains: int, most: int, num_groups: int) -> None:
+        """Tokens that choose groups, then experts of these, of which there are many."""
+        drawn = np.random.default_rng(0)
+        chosen = drawn.permuted(np.tile(np.arange(num_groups), (20_000, 1)), axis=1)[:, :most]
+        groups = np.take_along_axis(chosen, drawn.integers(most, size=(20_000, TOP_K)), axis=1)
+        held = ((groups + drawn.random(groups.shape)) * domains / num_groups).astype(int)
+        mean = np.mean([len(set(row)) for row in held])
+        assert reach_domains(domains, TOP_K, ExpertGroups(most, num_groups)) == pytest.approx(mean, rel=0.01)
 
 
 class TestOperators:

@@ -25,14 +25,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "cli"))  # run as a script
+
 import small_vlm
 from divisions import LAWS, PLANS, REFUSED, Case, Division, Outcome
+from forked_ranks import ForkedRanks
 
 from mm_autoparallel.child_process import followed
 from mm_autoparallel.planner.plan import RESULT_FILE
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
+RANKS = REPOSITORY / "tests" / "cli" / "forked_ranks.py"
 SCRIPT = str(HERE / "train_small_vlm.py")
 ITERATIONS = 3
 TIMEOUT_S = 900.0
@@ -99,7 +103,7 @@ class Row:
 class Bench:
     """Runs of one release, each in a folder of its own below `folder`."""
 
-    def __init__(self, release: Release, python: Path, folder: Path, ranks: subprocess.Popen[str]) -> None:
+    def __init__(self, release: Release, python: Path, folder: Path, ranks: ForkedRanks) -> None:
         self._release, self._python, self._folder, self._ranks = release, python, folder, ranks
 
     def train(self, name: str, arguments: Sequence[str], num_ranks: int = 1, hook: bool = False) -> Run:
@@ -117,14 +121,9 @@ class Bench:
         }
         (folder / "log.txt").unlink(missing_ok=True)
         began = time.monotonic()
-        assert self._ranks.stdin is not None
-        assert self._ranks.stdout is not None
-        self._ranks.stdin.write(json.dumps(request) + "\n")
-        self._ranks.stdin.flush()
-        answer = self._ranks.stdout.readline()
-        if not answer:
+        codes = self._ranks.ask(request)
+        if codes is None:
             _stop(f"{self._python}: it cannot load torch and transformers, or was ended; what it said stands above")
-        codes = tuple(json.loads(answer)["exit_codes"])
         return self._read(folder, codes, time.monotonic() - began)
 
     def search(self, name: str, arguments: Sequence[str]) -> Run:
@@ -333,30 +332,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def _ranks_server(python: Path) -> Iterator[subprocess.Popen[str]]:
-    inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
-    server = subprocess.Popen(
-        followed([str(python), str(HERE / "ranks.py")]),
-        env={**inherited, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield server
-    finally:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait()
-
-
 def run_all(releases: Iterable[Release], python: Path, folder: Path, only: Sequence[str]) -> int:
     """Print the table; 1 where something came out otherwise."""
     print("| release | run | iterations | loss, first → last | difference | seconds | came out |")
     print("|---|---|---|---|---|---|---|")
     bad = 0
-    with _ranks_server(python) as ranks:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
+    command = followed([str(python), str(RANKS)])
+    with contextlib.closing(ForkedRanks(command, {**inherited, "OMP_NUM_THREADS": "1"})) as ranks:
         for release in releases:
             for row in run_release(release, Bench(release, python, folder, ranks), only):
                 print(row, flush=True)

@@ -35,6 +35,22 @@ def test_a_seed_decides_every_draw() -> None:
     assert draw_table(QUANTITIES, seed=1).sha256 != draw_table(QUANTITIES, seed=2).sha256
 
 
+def test_frames_that_a_patch_joins_are_images_of_their_sample() -> None:
+    videos = {"videos": constant(2.0), "frames": constant(7.0), "frame_patches": constant(256.0)}
+    table = draw_table(QUANTITIES | videos, seed=1)
+    plain = draw_table(QUANTITIES, seed=1)
+    assert (table.num_images - plain.num_images == 2 * 4).all()
+    for sample in (0, 1, len(table) - 1):
+        assert table.sample(sample).patches == plain.sample(sample).patches + 8 * (256,)
+    assert (draw_table(videos, seed=1, frames_per_patch=1).num_images == 2 * 7).all()
+
+
+def test_more_frames_than_memory_holds_are_refused() -> None:
+    videos = {"videos": constant(1.0), "frames": constant(1e9), "frame_patches": constant(4.0)}
+    with pytest.raises(ValueError, match="the most"):
+        draw_table(videos, seed=1)
+
+
 def test_figures_of_a_table() -> None:
     rows = {row.of: row for row in describe_table(draw_table({"text_tokens": mixture((10.0, 30.0))}, 0))}
     assert list(rows) == ["tokens", "text_tokens"]

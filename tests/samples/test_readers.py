@@ -75,6 +75,32 @@ def test_archives_give_the_sizes_of_their_images(tmp_path: Path) -> None:
     assert read(tmp_path / "a.tar") == [Sample((1024,), 7), Sample((1024, 4), 10)]
 
 
+def test_frames_that_a_patch_joins_count_as_one_image(tmp_path: Path) -> None:
+    video = {"frames": 5, "width": 448, "height": 448}
+    rows = [
+        {"videos": [video, {"frames": 2, "patches": 64}], "patches": 4, "text_tokens": 7},
+        {"video": video, "text": "<video>four"},
+    ]
+    path = write(tmp_path, "videos.jsonl", "\n".join(json.dumps(row) for row in rows))
+    assert read(path) == [Sample((4, 1024, 1024, 1024, 64), 7), Sample((1024, 1024, 1024), 1)]
+    alone = SampleRules(patch_size=14, characters_count_per_token=4.0, frames_per_patch=1)
+    assert [len(sample.patches) for sample in read(path, alone)] == [1 + 5 + 2, 5]
+
+
+def test_a_video_whose_frames_nobody_says_is_refused(tmp_path: Path) -> None:
+    archive_path = tmp_path / "a.tar"
+    with tarfile.open(archive_path, "w") as archive:
+        for name, content in (("a.mp4", b"film"), ("a.txt", b"words")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    named = write(tmp_path, "a.jsonl", '{"video": "cat.mp4", "text_tokens": 7}')
+    cells = write(tmp_path, "a.csv", "videos,text_tokens\ncat.mp4,7\n")
+    for path in (archive_path, named, cells):
+        with pytest.raises(JobError, match="frames are not counted in files"):
+            read(path)
+
+
 def test_conversations_with_images_in_a_folder(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat on it"}]
     write(tmp_path, "cat.png", png(448, 448))
@@ -101,7 +127,7 @@ def test_conversations_with_images_in_a_folder(tmp_path: Path) -> None:
         ("a.jsonl", '{"tokens": NaN}', "line 1: it is no valid JSON"),
         ("a.jsonl", "[5]", "line 1: it is no mapping"),
         ("a.jsonl", '{"token": 5}', "line 1: it has token, and none of patches, image_sizes"),
-        ("a.jsonl", '{"text_tokens": 0}', "line 1: it has no image, no audio and no text"),
+        ("a.jsonl", '{"text_tokens": 0}', "line 1: it has no image, no video, no audio and no text"),
         ("a.jsonl", '{"patches": true}', "line 1: its patches is true"),
         ("a.jsonl", '{"width": 5, "tokens": 3}', "line 1: it has no height"),
         ("a.jsonl", '{"image_sizes": [5], "tokens": 3}', r"line 1: image_sizes has 5; \[width, height\]"),

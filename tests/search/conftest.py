@@ -79,16 +79,17 @@ def make_job() -> MakeJob:
 def no_clock() -> Iterator[None]:
     """No search of the module is ended by the clock, so that it does not matter how busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("FIRST_SLICE_S", "EXACT_S"):
-            patch.setattr(f"mm_autoparallel.planner.search.planner.{name}", 1e3)
+        for name in ("slices.FIRST_SLICE_S", "planner.EXACT_S"):
+            patch.setattr(f"mm_autoparallel.planner.search.{name}", 1e3)
         yield
 
 
 @pytest.fixture
 def spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes from the first answer on, and no end by the clock."""
-    for name, value_s in {"PROCESSES_WORTH_S": -1.0, "FIRST_SLICE_S": 1e3, "EXACT_S": 1e3}.items():
-        monkeypatch.setattr(f"mm_autoparallel.planner.search.planner.{name}", value_s)
+    limits = {"planner.PROCESSES_WORTH_S": -1.0, "slices.FIRST_SLICE_S": 1e3, "planner.EXACT_S": 1e3}
+    for name, value_s in limits.items():
+        monkeypatch.setattr(f"mm_autoparallel.planner.search.{name}", value_s)
 
 
 @pytest.fixture(scope="session")

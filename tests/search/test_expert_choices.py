@@ -127,3 +127,5 @@ def test_facts_that_are_newer_leave_old_hashes_alone() -> None:
     assert stated != make_job(facts={"hides_sums": True, "dispatcher": "alltoall"}).sha256
     with_groups, without = (make_job(experts=EXPERTS | {"max_groups": groups}).sha256 for groups in (2, 0))
     assert without == make_job().sha256 != with_groups
+    assert with_groups == make_job(experts=EXPERTS | {"max_groups": 2, "num_groups": 0}).sha256
+    assert with_groups != make_job(experts=EXPERTS | {"max_groups": 2, "num_groups": 4}).sha256

@@ -112,7 +112,7 @@ def test_the_best_k_are_the_best_k(make_job) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     memory_bytes=st.floats(3e9, 12e9),
     more_factor=st.floats(1.0, 1.5),
@@ -133,7 +133,7 @@ def test_more_memory_never_makes_a_plan_slower(
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     bandwidth_scale=st.floats(0.001, 1.0),
     more_factor=st.floats(1.0, 4.0),

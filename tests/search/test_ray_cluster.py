@@ -76,6 +76,7 @@ def test_what_is_no_address_is_said(address: str) -> None:
         connect(address)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path: Path, monkeypatch) -> None:
     ray.shutdown()
@@ -86,6 +87,7 @@ def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path
     assert str(tmp_path) not in paths
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_cpu_whose_work_has_just_ended_is_free(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.shutdown()

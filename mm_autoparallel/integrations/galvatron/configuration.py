@@ -174,6 +174,8 @@ class Search:
     seq_length: int
     hardware: Hardware
     profile: ModelProfile
+    switched_off: tuple[str, ...] = ()
+    """What is left out of the space, as the strategy's name says it."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,14 +188,12 @@ class Search:
     def file_name(self) -> str:
         """Of the strategy, as upstream names it."""
         config = self.configuration
-        space, hardware = config.search_space_info, config.hardware_info
-        settled = config.batch_size_info.settle_bsz
-        off = [name for name in ("dp", "tp", "pp", "fsdp", "ckpt") if getattr(space, f"disable_{name}")]
+        hardware, settled = config.hardware_info, config.batch_size_info.settle_bsz
         return (
             f"galvatron_config_{self.model_name}_{hardware.num_nodes}nodes_{hardware.num_gpus_per_node}gpus_per_node_"
             f"{hardware.memory_constraint}GB_{config.parallelism_info.mixed_precision}"
             + (f"_bsz{settled}" if settled > 0 else "")
-            + (f"_[{'_'.join(off)}_off]" if off else "")
+            + (f"_[{'_'.join(self.switched_off)}_off]" if self.switched_off else "")
             + ".json"
         )
 
@@ -211,16 +211,15 @@ def read_search(path: Path, overrides: Sequence[str]) -> Search:
         )
     engine = resolve(engine, document, where)
     configuration = parse_record(Configuration, engine, WHAT, path)
-    notes = list(_unknown(engine))
-    _check(configuration, where)
+    check_configuration(configuration, where)
     sizes = _model_sizes(configuration.model_info, path)
     seq_length = configuration.common_train_info.seq_length
     for name, size in (*sizes.items(), ("seq_length", seq_length)):
         if size is None:
             section = "common_train_info" if name == "seq_length" else "model_info"
             raise JobError(f"{section}.{name} is missing", where=where, key=f"{section}.{name}")
-    model_name = _model_name(configuration.model_info)
-    hardware, profile = _read_profiles(configuration, path, model_name, int(seq_length or 0))
+    model_name, space = _model_name(configuration.model_info), configuration.search_space_info
+    hardware, profile = read_profiles(configuration, path, [model_name], int(seq_length or 0))
     return Search(
         path,
         configuration,
@@ -230,7 +229,8 @@ def read_search(path: Path, overrides: Sequence[str]) -> Search:
         int(seq_length or 0),
         hardware,
         profile,
-        tuple(notes),
+        tuple(name for name in ("dp", "tp", "pp", "fsdp", "ckpt") if getattr(space, f"disable_{name}")),
+        tuple(_unknown(engine)),
     )
 
 
@@ -248,7 +248,7 @@ def _unknown(engine: Mapping[str, Any]) -> Iterator[str]:
                     yield f"search_engine.{name}.{key} is not known{nearest(str(key), sorted(known))}; it is left out"
 
 
-def _check(configuration: Configuration, where: str) -> None:
+def check_configuration(configuration: Configuration, where: str) -> None:
     """Raises JobError for what is not searched here."""
     space, sizes = configuration.search_space_info, configuration.batch_size_info
     if not space.disable_cp:
@@ -320,9 +320,11 @@ def _find(name: str, folder: Path) -> Path:
     return next((place for place in places if is_there(place)), places[0])
 
 
-def _read_profiles(
-    configuration: Configuration, path: Path, model_name: str, seq_length: int
+def read_profiles(
+    configuration: Configuration, path: Path, models: Sequence[str], seq_length: int, is_older: bool = False
 ) -> tuple[Hardware, ModelProfile]:
+    """The profiles that a configuration at `path` names. models: by which its files may be called; is_older: by the
+    rules of 2.4.0. Raises JobError that names file and key."""
     profiling, hardware = configuration.profiling_info, configuration.hardware_info
     precision = configuration.parallelism_info.mixed_precision
     machines = f"{hardware.num_nodes}nodes_{hardware.num_gpus_per_node}gpus_per_node.json"
@@ -332,8 +334,8 @@ def _read_profiles(
         return _find_profile(getattr(profiling, key), names, usual, path, key)
 
     def of_model(kind: str) -> list[str]:
-        lengths = ("", f"_seqlen{seq_length}")
-        return [f"{kind}_{precision}_{model_name}{length}{end}.json" for length in lengths for end in ("_all", "")]
+        ends = ("_all", "", f"_seqlen{seq_length}_all", f"_seqlen{seq_length}")
+        return [f"{kind}_{precision}_{name}{end}.json" for name in models for end in ends]
 
     read = read_hardware(
         at("allreduce_bandwidth_config_path", [f"allreduce_bandwidth_{machines}"], of_machines),
@@ -349,6 +351,7 @@ def _read_profiles(
         profiling.time_profile_mode,
         profiling.memory_profile_mode,
         configuration.common_train_info.sequence_parallel,
+        is_older,
     )
     return read, profile
 

@@ -14,7 +14,7 @@ from typing import Literal
 from mm_autoparallel.integrations.galvatron.hardware import Hardware
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
-from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy
+from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy
 
 PipelineType = Literal["gpipe", "pipedream_flush"]
 _MIB = 2**20
@@ -53,6 +53,8 @@ class Batch:
 
     samples: int
     chunks: int
+    lowest: int = 1
+    """The lowest degree that a plan may have, by which 2.4.0 rounds samples; nothing else depends on it."""
 
     def local(self, dp: int) -> int:
         """Samples of a micro-batch on one data parallel rank."""
@@ -116,7 +118,8 @@ class CostModel:
     def layer_mib(self, strategy: LayerStrategy, batch: Batch, stage: int) -> float:
         """Of one layer on a stage, before it is rounded up."""
         profile = self.profile
-        states = 4 * profile.parameter_mib / strategy.tp * self._kept_share(strategy, batch)
+        share = kept_share(strategy.dp_type, strategy.sharded, batch.chunks, self.training)
+        states = 4 * profile.parameter_mib / strategy.tp * share
         held = batch.local(strategy.dp) * self._in_flight(strategy.pp, batch, stage)
         if not strategy.checkpoint:
             return states + profile.activation(strategy.degree) * held
@@ -128,24 +131,6 @@ class CostModel:
         if pp == 1:
             return 1
         return batch.chunks if self.training.pipeline_type == "gpipe" else pp - stage
-
-    def _kept_share(self, strategy: EndsStrategy, batch: Batch) -> float:
-        """What ZeRO leaves of model states on a device, as a share."""
-        if strategy.dp_type == "ddp":
-            return 1.0
-        is_mixed, sharded = self.training.is_mixed, 1 / strategy.sharded + _KEPT
-        parts = 8 if is_mixed else 4  # of states, in numbers of 2 or of 4 bytes
-        once = batch.chunks == 1
-        if strategy.dp_type == "zero3":
-            if once:
-                return sharded
-            if self.training.is_async:
-                return (parts - 1) / parts * sharded + 1 / parts
-            return sharded * 5 / 4
-        if not once and self.training.is_async:
-            return (parts - 2) / parts * sharded + 2 / parts
-        share = (parts - 1) / parts * sharded + 1 / parts
-        return share * 5 / 4 if is_mixed and not once else share
 
     # ----------------------------------------------------------------------------------------------------------- ends
 
@@ -176,11 +161,11 @@ class CostModel:
     def ends_mib(self, strategy: EndsStrategy, batch: Batch) -> tuple[float, ...]:
         """By stage, what the framework takes included, before it is rounded up."""
         local = batch.local(strategy.dp)
+        share = kept_share(strategy.dp_type, strategy.sharded, batch.chunks, self.training)
         stages = [float(CONTEXT_MIB)] * strategy.pp
         for stage, ends in self.profile.ends_of(strategy.pp):
             held = local * self._in_flight(strategy.pp, batch, stage)
-            states = ends.states(strategy.tp) * self._kept_share(strategy, batch)
-            stages[stage] = states + ends.activation(strategy.degree) * held + CONTEXT_MIB
+            stages[stage] = ends.states(strategy.tp) * share + ends.activation(strategy.degree) * held + CONTEXT_MIB
         return tuple(stages)
 
 
@@ -196,3 +181,22 @@ def longer(exchange_ms: float, computing_ms: float, overlap_factor: float) -> fl
     """ms of a computation beside an exchange: it alone is slower while both run."""
     slowed_ms = computing_ms * overlap_factor
     return exchange_ms + (slowed_ms - exchange_ms) / overlap_factor if slowed_ms > exchange_ms else exchange_ms
+
+
+def kept_share(dp_type: DpType, sharded: int, chunks: int, training: Training) -> float:
+    """What ZeRO leaves of model states on a device, as a share. sharded: devices that it shards over."""
+    if dp_type == "ddp":
+        return 1.0
+    share = 1 / sharded + _KEPT
+    parts = 8 if training.is_mixed else 4  # of states, in numbers of 2 or of 4 bytes
+    once = chunks == 1
+    if dp_type == "zero3":
+        if once:
+            return share
+        if training.is_async:
+            return (parts - 1) / parts * share + 1 / parts
+        return share * 5 / 4
+    if not once and training.is_async:
+        return (parts - 2) / parts * share + 2 / parts
+    share = (parts - 1) / parts * share + 1 / parts
+    return share * 5 / 4 if training.is_mixed and not once else share

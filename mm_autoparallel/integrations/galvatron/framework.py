@@ -7,7 +7,7 @@ from functools import partial
 
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
-VERSIONS = ("2.4",)
+VERSIONS = ("2.4", "paddle")
 
 
 def _launches() -> Sequence[LaunchKind]:

@@ -19,12 +19,21 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.galvatron.cost import Batch
 from mm_autoparallel.integrations.galvatron.hardware import read_hardware
-from mm_autoparallel.integrations.galvatron.mixes import Mix, Mixing
-from mm_autoparallel.integrations.galvatron.paddle_cost import PaddleCostModel, PaddleEnds, PaddleTraining
+from mm_autoparallel.integrations.galvatron.mixes import Mixing, Resharding
+from mm_autoparallel.integrations.galvatron.paddle_cost import PaddleCostModel, PaddleTraining
 from mm_autoparallel.integrations.galvatron.profiles import read_model
-from mm_autoparallel.integrations.galvatron.score import MIB_PER_GB, Score, Tally, even_division, reserve_of
-from mm_autoparallel.integrations.galvatron.search import Found, Part, Space, search_spaces
-from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy, powers
+from mm_autoparallel.integrations.galvatron.score import (
+    MIB_PER_GB,
+    UPSTREAM,
+    Extensions,
+    Score,
+    Tally,
+    even_division,
+    reserve_of,
+    reshard,
+)
+from mm_autoparallel.integrations.galvatron.search import Found, Part, Space, assign, search_spaces
+from mm_autoparallel.integrations.galvatron.strategies import DpType, FlaggedEnds, LayerStrategy, powers
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, numbers_at, size_at
 from mm_autoparallel.records import MAX_LAYERS
 
@@ -126,10 +135,10 @@ def read_flags(values: Mapping[str, Any]) -> PaddleFlags:
 
 
 class PaddlePlanner:
-    """Its cost model and memory rule. is_as_is: as of `PaddleTraining`. reserve_fraction: of a device, that stays free;
-    None: its rule. Raises JobError where a profile is missing or spoilt."""
+    """Its cost model and memory rule. is_as_is: as of `PaddleTraining`. Raises JobError where a profile is missing or
+    spoilt."""
 
-    def __init__(self, flags: PaddleFlags, is_as_is: bool, reserve_fraction: float | None = None) -> None:
+    def __init__(self, flags: PaddleFlags, is_as_is: bool, extensions: Extensions = UPSTREAM) -> None:
         paths = [
             flags.allreduce_coe_path,
             flags.p2p_coe_path,
@@ -140,7 +149,7 @@ class PaddlePlanner:
         ]
         allreduce, p2p, overlap, sp_time, time, memory = (path or Path() for path in paths)
         modes = flags.time_profile_mode, flags.memory_profile_mode
-        self.flags = flags
+        self.flags, self.extensions = flags, extensions
         self.cost = PaddleCostModel(
             read_model(time, memory, flags.seqlen_list, *modes, is_sequence_parallel=False),
             read_hardware(allreduce, p2p, overlap, sp_time, flags.world_size),
@@ -152,7 +161,7 @@ class PaddlePlanner:
                 is_as_is,
             ),
         )
-        self.reserve_mib = reserve_of(flags.memory_upper_limit, reserve_fraction, RESERVE_FRACTION)
+        self.reserve_mib = reserve_of(flags.memory_upper_limit, extensions.reserve_fraction, RESERVE_FRACTION)
         self.limit_mib = flags.memory_upper_limit * MIB_PER_GB - self.reserve_mib
 
     def score(self, plan: Assignment) -> Score:
@@ -165,9 +174,15 @@ class PaddlePlanner:
                     f"{strategy.dp}"
                 )
         batch = Batch(plan.num_samples, plan.chunks)
-        ends = plan.ends if isinstance(plan.ends, PaddleEnds) else PaddleEnds(**vars(plan.ends))
-        costs = {kind: self.cost.layer(kind, batch) for kind in dict.fromkeys(plan.layers)}
-        return Tally(plan, costs, self.cost.ends(ends, batch)).score(self.limit_mib, self.reserve_mib)
+        ends = plan.ends if isinstance(plan.ends, FlaggedEnds) else FlaggedEnds(**vars(plan.ends))
+        kinds = [*dict.fromkeys(plan.layers)]
+        costs = {kind: self.cost.layer(kind, batch) for kind in kinds}
+        tally = Tally(plan, costs, self.cost.ends(ends, batch), self.resharding(kinds, batch))
+        return tally.score(self.limit_mib, self.reserve_mib)
+
+    def resharding(self, layers: Sequence[LayerStrategy], batch: Batch) -> Resharding:
+        """As `reshard`."""
+        return reshard(layers, batch, self.cost.hardware, self.cost.message_mib(1))
 
 
 # ------------------------------------------------------------------------------------------------------------- search
@@ -177,17 +192,10 @@ def search_paddle(planner: PaddlePlanner, should_stop: Callable[[], bool] = lamb
     """The best plan of its space. Raises JobError where a profile lacks what a strategy needs, Unfinished as
     `search_spaces`."""
 
-    def score(part: Part, mix: Mix) -> Score:
-        layers = [part.layers[place] for held in mix.counts for place, count in enumerate(held) for _ in range(count)]
-        division, batch = tuple(map(sum, mix.counts)), part.space.batch
-        return planner.score(
-            Assignment(tuple(layers), part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
-        )
-
     return search_spaces(
         list_spaces(planner.flags),
         lambda space, left_out: list_parts(planner, space, left_out),
-        score,
+        lambda part, mix: planner.score(assign(part, mix, "pipedream_flush", "zero2")),
         should_stop,
     )
 
@@ -226,11 +234,19 @@ def list_parts(planner: PaddlePlanner, space: Space, left_out: Counter[str]) -> 
                 left_out[f"embedding and head were not measured at degree {degree} with PP {pp}"] += 1
                 continue
             sharded: tuple[DpType, ...] = ("ddp",) if flags.disable_sdp else ("ddp", "zero3")
-            ends += [PaddleEnds(pp, tp, sp, dp, kind, is_sp) for kind in sharded]
+            ends += [FlaggedEnds(pp, tp, sp, dp, kind, is_sp) for kind in sharded]
     if not layers:
         return
     costs = [planner.cost.layer(strategy, batch) for strategy in layers]
-    mixing = Mixing(costs, even_division(flags.layernum, pp), batch.chunks)
+    extensions = planner.extensions
+    mixing = Mixing(
+        costs,
+        even_division(flags.layernum, pp),
+        batch.chunks,
+        extensions.spread,
+        extensions.counts_every_stage or extensions.spread > 0,
+        planner.resharding(layers, batch) if extensions.counts_resharding else None,
+    )
     for strategy in ends:
         cost = planner.cost.ends(strategy, batch)
         bound_s = mixing.quick_bound_s(cost, [planner.limit_mib] * pp)
@@ -251,7 +267,7 @@ def format_fine_grained(plan: Assignment) -> str:
     document = {
         "pp_size": ends.pp,
         "vtp": ends.degree,
-        "vsp_flag": int(ends.sp > 1 or (isinstance(ends, PaddleEnds) and ends.is_ulysses)),
+        "vsp_flag": int(ends.uses_ulysses),
         "embed_sdp": int(ends.dp_type == "zero3"),
         "global_batch_size": plan.num_samples,
         "gradient_accumulation_steps": plan.chunks,
@@ -266,9 +282,13 @@ def format_fine_grained(plan: Assignment) -> str:
 
 
 def read_fine_grained(path: Path, num_devices: int) -> Assignment:
-    """The plan at `path` for `num_devices`. Raises PlanError that names file and key, where the lists do not agree with
-    each other or with the devices too."""
-    document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
+    """The plan at `path`; as `parse_fine_grained`."""
+    return parse_fine_grained(read_document(path, WHAT, PlanError), f"{WHAT} {path}", num_devices)
+
+
+def parse_fine_grained(document: Mapping[str, Any], where: str, num_devices: int) -> Assignment:
+    """The plan that a file holds for `num_devices`. Raises PlanError that names `where` and key, where the lists do not
+    agree with each other or with the devices too."""
     lists = {name: numbers_at(document, name, where) for name in _LISTS}
     count = len(lists["tp_size_list"])
     pp = size_at(document, "pp_size", where)
@@ -305,7 +325,7 @@ def read_fine_grained(path: Path, num_devices: int) -> Assignment:
         raise PlanError(f"vtp is {vtp}, which does not divide the {num_devices // pp} devices of a stage", where=where)
     tp, sp = (1, vtp) if document.get("vsp_flag") else (vtp, 1)
     sharded: DpType = "zero3" if document.get("embed_sdp") else "ddp"
-    ends = PaddleEnds(pp, tp, sp, num_devices // pp // vtp, sharded, bool(document.get("vsp_flag")))
+    ends = FlaggedEnds(pp, tp, sp, num_devices // pp // vtp, sharded, bool(document.get("vsp_flag")))
     division = tuple(stages.count(stage) for stage in range(pp))
     samples, chunks = (
         size_at(document, "global_batch_size", where),

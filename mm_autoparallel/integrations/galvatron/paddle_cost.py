@@ -21,20 +21,13 @@ from mm_autoparallel.integrations.galvatron.cost import Batch, besides, longer
 from mm_autoparallel.integrations.galvatron.hardware import Hardware
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
-from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy
+from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, FlaggedEnds, LayerStrategy
 
 _MIB = 2**20
 _S_PER_MS = 0.001
 _HOP_LAYERS = 24
 _STATES = 9
 """Times the parameters, with several accumulation steps."""
-
-
-@dataclass(frozen=True)
-class PaddleEnds(EndsStrategy):
-    """is_ulysses: of the vocabulary, also at a degree of 1, where a slip of the cost model tells."""
-
-    is_ulysses: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,8 @@ class PaddleCostModel:
         self.layer = cache(self._layer)
         self.ends = cache(self._ends)
 
-    def _message_mib(self, local: int) -> float:
+    def message_mib(self, local: int) -> float:
+        """Activations of so many samples."""
         training = self.training
         return local * training.seq_length * training.hidden_size * training.bytes_per_number / _MIB
 
@@ -93,7 +87,7 @@ class PaddleCostModel:
             if strategy.dp_type == "zero3":
                 ms += gradients_mib / 2 * ring_ms
             if strategy.pp > 1:
-                ms += strategy.pp * 2 * self._message_mib(local) * hardware.hop_ms(strategy.pp) / _HOP_LAYERS
+                ms += strategy.pp * 2 * self.message_mib(local) * hardware.hop_ms(strategy.pp) / _HOP_LAYERS
             sums_ms.append(ms * _S_PER_MS)
         return sums_ms[0], sums_ms[1]
 
@@ -102,7 +96,7 @@ class PaddleCostModel:
         degree, again = strategy.degree, 1.5 if strategy.checkpoint else 1.0
         if degree == 1:
             return 0.0
-        mib = self._message_mib(local)
+        mib = self.message_mib(local)
         if self.training.uses_sequence_parallel:
             measured = self.hardware.gather_ms if strategy.tp > 1 else self.hardware.exchange_ms
             return 4 * again * measured(degree, mib)
@@ -123,12 +117,12 @@ class PaddleCostModel:
 
     # ----------------------------------------------------------------------------------------------------------- ends
 
-    def _ends(self, strategy: PaddleEnds, batch: Batch) -> EndsCost:
+    def _ends(self, strategy: FlaggedEnds, batch: Batch) -> EndsCost:
         """Raises JobError where a profile lacks what the strategy needs."""
         mib = tuple(math.ceil(each) for each in self.ends_mib(strategy, batch))
         return EndsCost(self._ends_s(strategy, batch), mib)
 
-    def _ends_s(self, strategy: PaddleEnds, batch: Batch) -> tuple[float, ...]:
+    def _ends_s(self, strategy: FlaggedEnds, batch: Batch) -> tuple[float, ...]:
         hardware, training = self.hardware, self.training
         sharded, local = strategy.sharded, batch.local(strategy.dp)
         forward_ms = self.profile.ends_ms.at(local / strategy.degree)
@@ -150,7 +144,7 @@ class PaddleCostModel:
     def _ends_moved_ms(self, strategy: EndsStrategy, local: int) -> float:
         if strategy.tp == 1:
             return 0.0
-        mib = self._message_mib(local)
+        mib = self.message_mib(local)
         if not self.training.uses_sequence_parallel:
             return (strategy.tp - 1) / strategy.tp * mib * self.hardware.ring_ms(strategy.tp, True)
         if self.training.is_as_is:

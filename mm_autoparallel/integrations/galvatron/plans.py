@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,15 @@ from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import only, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of
+from mm_autoparallel.integrations.galvatron.paddle import FILE as PADDLE_FILE
+from mm_autoparallel.integrations.galvatron.paddle import format_fine_grained, map_to_trainer, parse_fine_grained
+from mm_autoparallel.integrations.galvatron.strategies import (
+    DpType,
+    EndsStrategy,
+    FlaggedEnds,
+    LayerStrategy,
+    dp_type_of,
+)
 from mm_autoparallel.integrations.galvatron.strategy_file import (
     WHAT,
     Assignment,
@@ -37,6 +46,9 @@ from mm_autoparallel.pipeline.problem import RECOMPUTE
 from mm_autoparallel.planner.plan import Plan
 
 JSON, OVERRIDES = "galvatron_config.json", "overrides.txt"
+PADDLE = "paddle"
+"""The version that is Galvatron for Paddle."""
+FLAGS = "trainer_flags.txt"
 SCHEDULES = {"1f1b": "pipedream_flush", "gpipe": "gpipe"}
 _ZEROS: dict[str, int] = {"ddp": 0, "zero2": 2, "zero3": 3}
 
@@ -63,6 +75,7 @@ REFUSED = (
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
     | dict.fromkeys(("optimizer_offload", "rank_order", "precision", "graphs", "fused_products"), _NO_KEY)
 )
+_UNCHECKED = ("without --job: heads and vocabulary are not held against the sizes",)
 _CHECKED = ("read back: the strategy as written gives the plan",)
 
 
@@ -102,7 +115,11 @@ def read_launch_plan(path: Path, given: Given) -> Plan:
 
 
 def _read_plan(document: Mapping[str, Any], where: str, totals: Totals, num_devices: int) -> Plan:
-    found = parse_strategy(document, where, num_devices, "gpipe", "ddp")
+    return plan_of(parse_strategy(document, where, num_devices, "gpipe", "ddp"), where, totals)
+
+
+def plan_of(found: Assignment, where: str, totals: Totals) -> Plan:
+    """The plan that a strategy runs. Raises PlanError naming `where` and key where it says what no plan does."""
     if set(totals) != {"text"} or totals["text"] != len(found.layers):
         told = ", ".join(f"{count} of {name}" for name, count in totals.items())
         raise PlanError(f"it is of {len(found.layers)} layers, and the model has {told}", where=where)
@@ -178,8 +195,11 @@ def _list_modes(strategy: Strategy) -> list[str]:
 
 
 def export_new(plan: Plan, target: Target) -> Exported:
-    """`galvatron_config.json`, and overrides of its training's YAML. Raises PlanError naming what it cannot run."""
-    text = format_strategy(assign(plan, target)) + "\n"
+    """`galvatron_config.json`, and overrides of its training's YAML; of Galvatron for Paddle
+    `fine_grained_config.json`, and its trainer's flags. Raises PlanError naming what it cannot run."""
+    if target.version == PADDLE:
+        return _export_paddle(plan, target)
+    text = format_strategy(_assign_upstream(plan, target)) + "\n"
     told = "".join(f"# {line}\n" for line in ("Galvatron under a plan.", *target.describe(plan)))
     overrides = told + (
         f"runtime.parallel.galvatron_config_path={JSON}\n"
@@ -196,7 +216,9 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
     if path.suffix != ".json":
         raise JobError(f"{path}: a plan is written into a strategy in JSON")
     text, document = read_exactly(path, "strategy", "JSON file"), dict(read_document(path, "strategy"))
-    for key, value in json.loads(format_strategy(assign(plan, target))).items():
+    if target.version == PADDLE:
+        raise PlanError("Galvatron for Paddle takes a file of its own; leave --into out")
+    for key, value in json.loads(format_strategy(_assign_upstream(plan, target))).items():
         text = set_json_value(text, (key,), value, after=next(iter(document)))
         document[key] = value
     return _export(plan, target, document, {path: text})
@@ -205,9 +227,41 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
 def _export(plan: Plan, target: Target, document: dict[str, Any], texts: dict[Path, str]) -> Exported:
     again = _read_plan(document, JSON, totals_of(plan), plan.strategy.world_size)
     check_decided(again, plan, target.job)
-    unchecked = () if target.job else ("without --job: heads and vocabulary are not held against the sizes",)
+    unchecked = () if target.job else _UNCHECKED
     notes = ("its runtime takes sequence parallelism from the training's YAML: runtime.train.sequence_parallel true",)
     return Exported(texts, plan, (), _CHECKED, unchecked, notes if plan.strategy.tp > 1 else ())
+
+
+def _export_paddle(plan: Plan, target: Target) -> Exported:
+    """Its trainer takes each layer's ZeRO stage as it is, and the vocabulary's as 0 or 3."""
+    found, own = assign(plan, target), plan.strategy.layout
+    if plan.strategy.schedule != "1f1b":
+        raise PlanError(f"plan: {plan.strategy.schedule}, and Paddle's trainer runs 1f1b; plan with it")
+    if plan.strategy.layouts and own.zero == 2:
+        raise PlanError(
+            f"plan: its own layout is {own.name}, and Paddle's vocabulary has ZeRO 0 or 3 where layers have strategies "
+            "of their own; plan with search.zero [0, 3]"
+        )
+    ends = found.ends
+    sharded: DpType = "zero3" if own.zero == 3 else "ddp"
+    flagged = FlaggedEnds(ends.pp, ends.tp, ends.sp, ends.dp, sharded, ends.sp > 1)
+    text = format_fine_grained(replace(found, ends=flagged)) + "\n"
+    flags, notes = map_to_trainer(found)
+    again = parse_fine_grained(json.loads(text), PADDLE_FILE, plan.strategy.world_size)
+    check_decided(plan_of(again, PADDLE_FILE, totals_of(plan)), plan, target.job)
+    told = "".join(f"# {line}\n" for line in ("Galvatron for Paddle under a plan.", *target.describe(plan)))
+    words = told + "".join(f"--{name} {str(value).lower()}\n" for name, value in flags.items())
+    unchecked = () if target.job else _UNCHECKED
+    return Exported({Path(PADDLE_FILE): text, Path(FLAGS): words}, plan, (), _CHECKED, unchecked, tuple(notes))
+
+
+def _assign_upstream(plan: Plan, target: Target) -> Assignment:
+    found = assign(plan, target)
+    if {"ddp", "zero2"} <= {layer.dp_type for layer in (found.ends, *found.layers) if layer.dp > 1}:
+        raise PlanError(
+            "plan: layers with ZeRO 0 beside others with ZeRO 2, and Galvatron has one of them beside ZeRO 3"
+        )
+    return found
 
 
 def assign(plan: Plan, target: Target) -> Assignment:
@@ -219,28 +273,20 @@ def assign(plan: Plan, target: Target) -> Assignment:
     kind = strategy.context_kind(target.job.workload) if target.job else strategy.cp_kind
     if strategy.cp > 1 and (kind or "all_to_all") != "all_to_all":
         raise PlanError(f"plan: CP {strategy.cp} by {kind}, and {_CONTEXT}")
+    layers = [layer for stage, held in enumerate(plan.layers["text"]) for layer in _list_layers(plan, stage, held)]
     zeros = {layout.zero for layout in (strategy.layout, *strategy.layouts)}
-    if {0, 2} <= zeros:
-        raise PlanError(
-            "plan: layers with ZeRO 0 beside others with ZeRO 2, and Galvatron has one of them beside ZeRO 3"
-        )
-    default: DpType = "zero2" if 2 in zeros else "ddp"
-    layers = [
-        layer for stage, held in enumerate(plan.layers["text"]) for layer in _list_layers(plan, stage, held, default)
-    ]
-    ends = _strategy_of(strategy, strategy.layout, default)
     return Assignment(
         tuple(layers),
-        ends.of_ends,
+        _strategy_of(strategy, strategy.layout).of_ends,
         plan.layers["text"],
         plan.global_batch_size,
         plan.num_microbatches,
         SCHEDULES[strategy.schedule],
-        default,
+        "zero2" if 2 in zeros else "ddp",
     )
 
 
-def _list_layers(plan: Plan, stage: int, held: int, default: DpType) -> list[LayerStrategy]:
+def _list_layers(plan: Plan, stage: int, held: int) -> list[LayerStrategy]:
     """The strategies of one stage's layers, in the order of a plan's modes."""
     strategy, modes = plan.strategy, plan.modes.get("text", {})
     counts = {mode: row[stage] for mode, row in (*modes.items(), (RECOMPUTE, plan.recompute["text"]))}
@@ -249,11 +295,11 @@ def _list_layers(plan: Plan, stage: int, held: int, default: DpType) -> list[Lay
     for name in _list_modes(strategy):
         layout_name, mode = split_mode(name)
         layout = next((of for of in strategy.layouts if of.name == layout_name), strategy.layout)
-        layers += [_strategy_of(strategy, layout, default, mode == RECOMPUTE)] * counts.get(name, 0)
+        layers += [_strategy_of(strategy, layout, mode == RECOMPUTE)] * counts.get(name, 0)
     return layers
 
 
-def _strategy_of(strategy: Strategy, layout: LayerLayout, default: DpType, checkpoint: bool = False) -> LayerStrategy:
+def _strategy_of(strategy: Strategy, layout: LayerLayout, checkpoint: bool = False) -> LayerStrategy:
     """Raises PlanError where no layer of Galvatron's can be shared so."""
     if layout.cp > 1 and layout.tp > 1:
         raise PlanError(
@@ -263,5 +309,5 @@ def _strategy_of(strategy: Strategy, layout: LayerLayout, default: DpType, check
         raise PlanError(
             f"plan: ZeRO {layout.zero} with DP 1, and Galvatron shards over data parallel ranks; plan with ZeRO 0"
         )
-    kind = dp_type_of(layout.dp, layout.zero == 3, default)
+    kind = dp_type_of(layout.dp, layout.zero == 3, "zero2" if layout.zero == 2 else "ddp")
     return LayerStrategy(strategy.pp, layout.tp, layout.cp, layout.dp, kind, checkpoint=checkpoint)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,12 +98,15 @@ def read_model(
     time_mode: TimeMode,
     memory_mode: MemoryMode,
     is_sequence_parallel: bool = True,
+    is_older: bool = False,
 ) -> ModelProfile:
-    """From the files of computation and of memory. Raises JobError that names file and key."""
+    """From the files of computation and of memory. is_older: what embedding and head keep of a sequence is scaled to
+    its length as 2.4.0 does. Raises JobError that names file and key."""
     what = "Galvatron profile"
     layer, ends = read_times(read_document(time, what), f"{what} {time}", seq_length, time_mode)
     document = read_document(memory, what)
-    return _read_memory(document, f"{what} {memory}", seq_length, memory_mode, is_sequence_parallel, layer, ends)
+    kept = _read_memory(document, f"{what} {memory}", seq_length, memory_mode, is_sequence_parallel, is_older)
+    return replace(kept, layer_ms=layer, ends_ms=ends)
 
 
 def read_times(document: Mapping[str, Any], where: str, seq_length: int, mode: TimeMode) -> tuple[Line, Line]:
@@ -171,9 +174,9 @@ def _read_memory(
     seq_length: int,
     mode: MemoryMode,
     is_sequence_parallel: bool,
-    layer: Line,
-    ends: Line,
+    is_older: bool,
 ) -> ModelProfile:
+    """Without times."""
     suffix = "_sp" if is_sequence_parallel else ""
     if f"layertype_0{suffix}" not in document:
         if any(_RAW_MEMORY.fullmatch(key) for key in document) and not any(
@@ -196,13 +199,14 @@ def _read_memory(
     place = f"layertype_0{suffix}" + (f".{most}" if most else "")
     kept = section_at(lengths[most], "tp_activation_per_bsz_dict", where, place)
     activation = {int(key): figure_at(kept, key, where, place) * scale for key in kept if _DEGREE.fullmatch(key)}
+    scales = (2 / 3 + scale / 3, 1.0, scale) if is_older else (scale,) * 3
     alone, first, last = (
-        _ends(document, f"other_memory_pp_{part}{suffix}", most, scale, where)
-        for part in ("off", "on_first", "on_last")
+        _ends(document, f"other_memory_pp_{part}{suffix}", most, each, where)
+        for part, each in zip(("off", "on_first", "on_last"), scales, strict=True)
     )
     return ModelProfile(
-        layer,
-        ends,
+        Line(0.0),
+        Line(0.0),
         figure_at(lengths[least], "parameter_size", where, place),
         activation,
         figure_at(kept, "checkpoint", where, place) * scale,

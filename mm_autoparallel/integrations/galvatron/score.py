@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.galvatron.configuration import Search
 from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Training
+from mm_autoparallel.integrations.galvatron.hardware import Hardware
 from mm_autoparallel.integrations.galvatron.mixes import Mixing, Resharding
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy
@@ -31,10 +32,14 @@ class Score:
     stage_mib: tuple[int, ...]
     limit_mib: int
     reserve_mib: int
+    counts_parts: bool = False
+    """Whether a rank's samples are counted in parts, as 2.4.0 does."""
 
     @property
     def counted_fraction(self) -> float:
         """Of a micro-batch's samples, those that are counted: whole ones of each rank, of the layer that has fewest."""
+        if self.counts_parts:
+            return 1.0
         each = self.plan.num_samples // self.plan.chunks
         return min(each // layer.dp * layer.dp for layer in self.plan.layers) / each
 
@@ -59,6 +64,7 @@ class Tally:
     resharding: Resharding | None = None
     """By the order of `costs`; None: not counted."""
     buffer_mib: int = 0
+    counts_parts: bool = False
 
     def score(self, limit_mib: int, reserve_mib: int) -> Score:
         """The plan's figures, on devices with these limits."""
@@ -71,7 +77,7 @@ class Tally:
             start += held
         plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, self.ends)
         whole = Mixing(costs, plan.division, plan.chunks, 0, True, self.resharding).step_of(counts, self.ends)
-        return Score(plan, plain, whole, tuple(used), limit_mib, reserve_mib)
+        return Score(plan, plain, whole, tuple(used), limit_mib, reserve_mib, self.counts_parts)
 
 
 @dataclass(frozen=True)
@@ -88,26 +94,17 @@ class Extensions:
     needs_whole_samples: bool = False
 
 
+UPSTREAM = Extensions()
+"""All as upstream does."""
+
+
 class Planner:
     """A configuration's cost model and memory rule."""
 
-    def __init__(self, search: Search, extensions: Extensions = Extensions()) -> None:
+    def __init__(self, search: Search, extensions: Extensions = UPSTREAM) -> None:
         config = search.configuration
         self.search, self.config, self.extensions = search, config, extensions
-        self.cost = CostModel(
-            search.profile,
-            search.hardware,
-            Training(
-                search.num_layers,
-                search.hidden_size,
-                search.seq_length,
-                config.parallelism_info.mixed_precision != "fp32",
-                config.parallelism_info.async_grad_reduce,
-                config.common_train_info.sequence_parallel,
-                config.parallelism_info.pipeline_type,
-                config.debug_info.debug_costmodel_coe,
-            ),
-        )
+        self.cost = CostModel(search.profile, search.hardware, training_of(search))
         self.num_devices = config.hardware_info.num_devices
         device_mib = config.hardware_info.memory_constraint * MIB_PER_GB
         self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, extensions.reserve_fraction)
@@ -128,8 +125,7 @@ class Planner:
     def score(self, plan: Assignment) -> Score:
         """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses, PlanError where
         it is for other devices, or a data parallel rank has no sample of a micro-batch."""
-        if plan.num_devices != self.num_devices:
-            raise PlanError(f"the strategy is for {plan.num_devices} devices, the configuration for {self.num_devices}")
+        check_devices(plan, self.num_devices)
         for layer in (plan.ends, *plan.layers):
             if plan.num_samples // plan.chunks < layer.dp:
                 raise PlanError(
@@ -147,17 +143,48 @@ class Planner:
         return tally.score(self.limit_mib, self.reserve_mib)
 
     def resharding(self, layers: Sequence[LayerStrategy], batch: Batch) -> Resharding:
-        """What a change of degree between two layers takes in a micro-batch: activations are gathered over the higher
-        degree's devices in the forward, their gradients in the backward. Upstream's search puts (G - 1)/G of the bytes
-        of its local batch at the time of a MiB on neighbours, by 1e-7 where 2^20 bytes are a MiB and 1e3 ms a second;
-        its score leaves them out."""
-        training, charges = self.cost.training, {}
-        for degree in {layer.degree for layer in layers}:
-            local = batch.samples / batch.chunks / (self.num_devices // layers[0].pp // degree)
-            mib = local * training.seq_length * training.hidden_size * training.bytes_per_number / BYTES_PER_MIB
-            ring_ms = self.search.hardware.ring_ms(degree, True)
-            charges[degree] = 2 * (degree - 1) / degree * mib * ring_ms * training.time_factor / MS_PER_S
-        return Resharding(tuple(layer.degree for layer in layers), charges)
+        """As `reshard`."""
+        training = self.cost.training
+        sample_mib = training.seq_length * training.hidden_size * training.bytes_per_number / BYTES_PER_MIB
+        return reshard(layers, batch, self.search.hardware, sample_mib, training.time_factor)
+
+
+def reshard(
+    layers: Sequence[LayerStrategy], batch: Batch, hardware: Hardware, sample_mib: float, time_factor: float = 1.0
+) -> Resharding:
+    """What a change of degree between two layers takes in a micro-batch: activations are gathered over the higher
+    degree's devices in the forward, their gradients in the backward. sample_mib: activations of a sample.
+
+    Upstream's search puts (G - 1)/G of the bytes of its local batch at the time of a MiB on neighbours, by 1e-7 where
+    2^20 bytes are a MiB and 1e3 ms a second; its score leaves them out.
+    """
+    charges = {}
+    for layer in layers:
+        mib = batch.samples / batch.chunks / layer.dp * sample_mib
+        ring_ms, degree = hardware.ring_ms(layer.degree, True), layer.degree
+        charges[degree] = 2 * (degree - 1) / degree * mib * ring_ms * time_factor / MS_PER_S
+    return Resharding(tuple(layer.degree for layer in layers), charges)
+
+
+def training_of(search: Search) -> Training:
+    """What a configuration says of training."""
+    config = search.configuration
+    return Training(
+        search.num_layers,
+        search.hidden_size,
+        search.seq_length,
+        config.parallelism_info.mixed_precision != "fp32",
+        config.parallelism_info.async_grad_reduce,
+        config.common_train_info.sequence_parallel,
+        config.parallelism_info.pipeline_type,
+        config.debug_info.debug_costmodel_coe,
+    )
+
+
+def check_devices(plan: Assignment, num_devices: int) -> None:
+    """Raises PlanError where a plan is for other devices than a configuration."""
+    if plan.num_devices != num_devices:
+        raise PlanError(f"the strategy is for {plan.num_devices} devices, the configuration for {num_devices}")
 
 
 def reserve_of(memory_gb: int, fraction: float | None, usual_fraction: float = RESERVE_FRACTION) -> int:

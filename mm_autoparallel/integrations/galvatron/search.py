@@ -21,7 +21,13 @@ from mm_autoparallel.integrations.galvatron.mixes import EQUAL, Mix, Mixing
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.score import Planner, Score, even_division, max_dp, min_degree
 from mm_autoparallel.integrations.galvatron.step import EndsCost
-from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy, dp_type_of, powers
+from mm_autoparallel.integrations.galvatron.strategies import (
+    DpType,
+    EndsStrategy,
+    LayerStrategy,
+    dp_type_of,
+    powers,
+)
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
 MAX_NODES = 300_000
@@ -220,10 +226,11 @@ def _search_parts(parts: Sequence[Part], should_stop: Callable[[], bool]) -> Bes
 def search(planner: Planner, should_stop: Callable[[], bool] = lambda: False) -> Found:
     """The best plan of upstream's space. Raises JobError where a profile lacks what a strategy needs, Unfinished as
     `search_spaces`."""
+    pipeline_type = planner.config.parallelism_info.pipeline_type
     return search_spaces(
         list_spaces(planner.config, planner.search.num_layers),
         lambda space, left_out: _parts_of(planner, space, left_out),
-        lambda part, mix: planner.score(_assign(planner, part, mix)),
+        lambda part, mix: planner.score(assign(part, mix, pipeline_type, planner.default_dp_type)),
         should_stop,
     )
 
@@ -258,11 +265,11 @@ def _parts_with(
             yield Part(space, mixing, layers, each, cost, limit, bound_s)
 
 
-def _assign(planner: Planner, part: Part, mix: Mix) -> Assignment:
+def assign(part: Part, mix: Mix, pipeline_type: str, default_dp_type: DpType) -> Assignment:
     """Layers in an order: on each stage degrees ascend, the checkpointed first, as upstream's bias has it."""
 
-    def key(layer: LayerStrategy) -> tuple[int, bool, bool, bool]:
-        return layer.degree, layer.sp > 1, not layer.checkpoint, layer.dp_type != "zero3"
+    def key(layer: LayerStrategy) -> tuple[int, bool, bool, bool, bool]:
+        return layer.degree, layer.strided, layer.sp > 1, not layer.checkpoint, layer.dp_type != "zero3"
 
     layers: list[LayerStrategy] = []
     for held in mix.counts:
@@ -273,6 +280,6 @@ def _assign(planner: Planner, part: Part, mix: Mix) -> Assignment:
         tuple(sum(held) for held in mix.counts),
         part.space.batch.samples,
         part.space.batch.chunks,
-        planner.config.parallelism_info.pipeline_type,
-        planner.default_dp_type,
+        pipeline_type,
+        default_dp_type,
     )

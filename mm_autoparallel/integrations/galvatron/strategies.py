@@ -28,10 +28,20 @@ class EndsStrategy:
         """Devices that hold the same weights without ZeRO: what ZeRO shards over."""
         return self.dp * self.sp
 
+    @property
+    def uses_ulysses(self) -> bool:
+        """What files say of it."""
+        return self.sp > 1
+
     def __str__(self) -> str:
-        """As Galvatron's logs write it: `1-4*-2f-sp` is PP 1, degree 4, DP 2 with ZeRO 3, Ulysses."""
+        """As Galvatron's logs write it: `1-4*-2f-sp` is PP 1, degree 4, DP 2 with ZeRO 3, Ulysses. The star stands at
+        the degree whose devices are neighbours."""
         star, fully = "*" if self.degree > 1 else "", "f" if self.dp_type == "zero3" else ""
-        return f"{self.pp}-{self.degree}{star}-{self.dp}{fully}{self._tail()}{'-sp' if self.sp > 1 else ''}"
+        before, after = ("", star) if self._is_strided() else (star, "")
+        return f"{self.pp}-{self.degree}{before}-{self.dp}{fully}{after}{self._tail()}{'-sp' if self.sp > 1 else ''}"
+
+    def _is_strided(self) -> bool:
+        return False
 
     def _tail(self) -> str:
         return ""
@@ -39,9 +49,14 @@ class EndsStrategy:
 
 @dataclass(frozen=True)
 class LayerStrategy(EndsStrategy):
-    """Of one layer: the same, and whether its activations are computed again in the backward."""
+    """Of one layer: the same, and whether its activations are computed again in the backward. strided: the devices of
+    data parallelism are neighbours, not those of tensor parallelism; of 2.4.0 alone."""
 
     checkpoint: bool = False
+    strided: bool = False
+
+    def _is_strided(self) -> bool:
+        return self.strided
 
     def _tail(self) -> str:
         return "-c" if self.checkpoint else ""
@@ -50,6 +65,18 @@ class LayerStrategy(EndsStrategy):
     def of_ends(self) -> EndsStrategy:
         """The same for embedding and head."""
         return EndsStrategy(self.pp, self.tp, self.sp, self.dp, self.dp_type)
+
+
+@dataclass(frozen=True)
+class FlaggedEnds(EndsStrategy):
+    """is_ulysses: of the vocabulary, also at a degree of 1, where slips of a cost model tell."""
+
+    is_ulysses: bool = False
+
+    @property
+    def uses_ulysses(self) -> bool:
+        """What files say of it."""
+        return self.is_ulysses
 
 
 def dp_type_of(dp: int, is_fully: bool, default: DpType) -> DpType:

@@ -10,13 +10,20 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document
-from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of
+from mm_autoparallel.integrations.galvatron.strategies import (
+    DpType,
+    EndsStrategy,
+    FlaggedEnds,
+    LayerStrategy,
+    dp_type_of,
+)
 from mm_autoparallel.records import MAX_LAYERS
 
 WHAT = "Galvatron strategy"
 _LISTS = ("tp_sizes_enc", "dp_types_enc", "use_sp", "checkpoint", "pp_division")
-_ONES = ("cp_sizes_enc", "ep_sizes_enc", "tp_of_ep_sizes_enc", "tp_consecutive_flags")
+_ONES = ("cp_sizes_enc", "ep_sizes_enc", "tp_of_ep_sizes_enc")
 """Lists that hold nothing but 1 in what is read here."""
+_NEIGHBOURS = "tp_consecutive_flags"
 _DEFAULT_TYPES = ("ddp", "zero2")
 
 
@@ -41,7 +48,7 @@ class Assignment:
 def format_strategy(plan: Assignment) -> str:
     """The JSON with upstream's keys in upstream's order, then `vocab_sdp`: the runtime takes ZeRO 3 of embedding and
     head from that key alone, while its search writes `embed_sdp`."""
-    count, ends = len(plan.layers), plan.ends
+    ends = plan.ends
 
     def each(values: Sequence[int] | Sequence[bool]) -> str:
         return ",".join(str(int(value)) for value in values)
@@ -50,7 +57,7 @@ def format_strategy(plan: Assignment) -> str:
     document = {
         "pp_deg": ends.pp,
         "tp_sizes_enc": each([layer.degree for layer in plan.layers]),
-        "tp_consecutive_flags": each([1] * count),
+        "tp_consecutive_flags": each([not layer.strided for layer in plan.layers]),
         "dp_types_enc": each([layer.dp_type == "zero3" for layer in plan.layers]),
         "use_sp": each([layer.sp > 1 for layer in plan.layers]),
         "checkpoint": each([layer.checkpoint for layer in plan.layers]),
@@ -61,23 +68,32 @@ def format_strategy(plan: Assignment) -> str:
         "pipeline_type": plan.pipeline_type,
         "default_dp_type": plan.default_dp_type,
         "vtp": ends.degree,
-        "vsp": int(ends.sp > 1),
+        "vsp": int(ends.uses_ulysses),
         "embed_sdp": sharded,
         "vocab_sdp": sharded,
     }
     return json.dumps(document, indent=4)
 
 
-def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_type: DpType) -> Assignment:
+def read_strategy(
+    path: Path, num_devices: int, pipeline_type: str, default_dp_type: DpType, is_older: bool = False
+) -> Assignment:
     """The plan at `path`; as `parse_strategy`."""
     document = read_document(path, WHAT, PlanError)
-    return parse_strategy(document, f"{WHAT} {path}", num_devices, pipeline_type, default_dp_type)
+    return parse_strategy(document, f"{WHAT} {path}", num_devices, pipeline_type, default_dp_type, is_older)
 
 
 def parse_strategy(
-    document: Mapping[str, Any], where: str, num_devices: int, pipeline_type: str, default_dp_type: DpType
+    document: Mapping[str, Any],
+    where: str,
+    num_devices: int,
+    pipeline_type: str,
+    default_dp_type: DpType,
+    is_older: bool = False,
 ) -> Assignment:
-    """The plan that a file holds. The last arguments stand where files of older searches leave a key out.
+    """The plan that a file holds. The arguments before the last stand where files of older searches leave a key out;
+    is_older: as 2.4.0 takes it, whose strategies say which devices are neighbours, and whose figures depend on what is
+    said of ends that nothing divides.
 
     Raises PlanError that names `where` and key, where the lists do not agree too.
     """
@@ -85,11 +101,11 @@ def parse_strategy(
     degrees = numbers_at(document, "tp_sizes_enc", where)
     count = len(degrees)
     lists = {name: numbers_at(document, name, where, [0] * count) for name in ("dp_types_enc", "use_sp", "checkpoint")}
-    lists |= {name: numbers_at(document, name, where, [1] * count) for name in _ONES}
+    lists |= {name: numbers_at(document, name, where, [1] * count) for name in (*_ONES, _NEIGHBOURS)}
     for name, values in lists.items():
         if len(values) != count:
             raise PlanError(f"{name} has {len(values)} layers, tp_sizes_enc {count}", where=where, key=name)
-        allowed = (1,) if name in _ONES else (0, 1)
+        allowed = (1,) if name in _ONES or (name == _NEIGHBOURS and not is_older) else (0, 1)
         wrong = next((value for value in values if value not in allowed), None)
         if wrong is not None:
             raise PlanError(
@@ -118,13 +134,15 @@ def parse_strategy(
         return EndsStrategy(pp, tp, sp, dp, dp_type_of(dp, is_fully, kind))
 
     layers = []
-    for degree, fully, is_sp, again in zip(
-        degrees, lists["dp_types_enc"], lists["use_sp"], lists["checkpoint"], strict=True
-    ):
+    columns = (lists[name] for name in ("dp_types_enc", "use_sp", "checkpoint", _NEIGHBOURS))
+    for degree, fully, is_sp, again, is_near in zip(degrees, *columns, strict=True):
         each = strategy(degree, bool(is_sp), bool(fully), "tp_sizes_enc")
-        layers.append(LayerStrategy(each.pp, each.tp, each.sp, each.dp, each.dp_type, bool(again)))
+        layers.append(LayerStrategy(each.pp, each.tp, each.sp, each.dp, each.dp_type, bool(again), not is_near))
     sharded = document.get("embed_sdp", document.get("vocab_sdp", 0))
-    ends = strategy(size_at(document, "vtp", where, 1), bool(document.get("vsp", 0)), bool(sharded), "vtp")
+    is_ulysses = bool(document.get("vsp", 0))
+    ends = strategy(size_at(document, "vtp", where, 1), is_ulysses, bool(sharded), "vtp")
+    if is_older:
+        ends = FlaggedEnds(pp, ends.tp, ends.sp, ends.dp, "zero3" if sharded else kind, is_ulysses)
     return Assignment(
         tuple(layers),
         ends,

@@ -13,7 +13,7 @@ from typing import Any
 from mm_autoparallel.integrations.huggingface.defaults import GPT2, TEXT_DEFAULTS
 from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Model
-from mm_autoparallel.model.readers.expert_groups import read_max_groups
+from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
 
 
@@ -159,6 +159,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         raise part.refuse("num_experts_per_tok", f"it is at most {key} {num_experts}")
     width = part.count("moe_intermediate_size", part.count("intermediate_size"))
     shared = part.number("shared_expert_intermediate_size", 0)
+    max_groups, num_groups = read_groups(part, num_experts)
     return Experts(
         num_experts=num_experts,
         top_k=part.count("num_experts_per_tok"),
@@ -167,7 +168,8 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         shared_gate=shared > 0,
         fp32_router=key == "n_routed_experts",
         dense_layers=dense_layers,
-        max_groups=read_max_groups(part, num_experts),
+        max_groups=max_groups,
+        num_groups=num_groups,
     )
 
 

@@ -75,6 +75,17 @@ def list_entries(path: Path) -> list[str]:
     ]
 
 
+def find_recipe(name: str, paths: Sequence[Path]) -> tuple[Path, str] | None:
+    """The file of `paths` that has the recipe `name`, and what the recipe is called there, where others import it under
+    another name (`import … as name`); None where none has it."""
+    files = [(path, read_python(path)) for path in paths]
+    names = [name]
+    for _, tree in files:
+        imported = [each for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for each in node.names]
+        names += [each.name for each in imported if each.asname == name]
+    return next(((path, each) for each in names for path in paths if each in list_entries(path)), None)
+
+
 def read_recipe(path: Path, beside: Sequence[Path], entry: str | None) -> dict[str, Any]:
     """Field → value or Unread of the recipe `entry` of the file at `path`. beside: files of functions that it calls.
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mm_autoparallel.errors import JobError
+from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
+from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.export import only
 from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.megatron_bridge.config import flatten
-from mm_autoparallel.integrations.megatron_bridge.fields import to_fields, to_flags
-from mm_autoparallel.integrations.megatron_core.decided import Decided, decide
+from mm_autoparallel.integrations.megatron_bridge.config import flatten, to_script
+from mm_autoparallel.integrations.megatron_bridge.dialect import join_modules
+from mm_autoparallel.integrations.megatron_bridge.fields import to_fields
+from mm_autoparallel.integrations.megatron_bridge.mimo import decide_mimo, is_mimo, take_apart
+from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide, has_experts
 from mm_autoparallel.integrations.megatron_core.dialect import without_mindspeed
-from mm_autoparallel.integrations.megatron_core.launch import ENTRY
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
-from mm_autoparallel.integrations.megatron_core.read import check_read_back
-from mm_autoparallel.integrations.shell_text import LaunchScript
+from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.planner.plan import Plan
 
@@ -34,11 +36,18 @@ _OVERLAPS = (
 )
 
 
+_MIMO = (
+    "set what is of model.standard_provider before MegatronMIMOProvider.from_standard_provider takes it, which builds "
+    "the encoder at once; micro_batch_size counts the samples of all replicas"
+)
+
+
 def export_new(plan: Plan, target: Target) -> Exported:
     """`planned.yaml`, for --config-file, and `overrides.txt`, the same as words. Raises PlanError as `decide` does."""
     decided, fields = _decide(plan, target)
     header = "".join(f"# {line}\n" for line in (*target.describe(decided.plan), *decided.approximations))
-    words = "".join(f"{field}={_spell(value)}\n" for field, value in fields.items())
+    new = {field for field in fields if field.endswith("._target_")}  # Hydra: ++ where a field may not be there
+    words = "".join(f"{'++' * (field in new)}{field}={_spell(value)}\n" for field, value in fields.items())
     texts = {
         Path(PLANNED): header + yaml.safe_dump(_nest(fields), sort_keys=False),
         Path(OVERRIDES): header + words,
@@ -55,6 +64,9 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
     before = read_document(path, "configuration")
     decided, fields = _decide(plan, target)
     there = {field for field, _ in flatten(before, f"configuration {path}")}
+    if is_mimo(dict.fromkeys(there, "")) and not plan.strategy.arrangement:
+        raise PlanError(f"{path}: its modules have ranks of their own, and the plan is one pipeline; plan with "
+                        "search.layouts [disaggregated]")  # fmt: skip
     changes: dict[KeyPath, Any] = {
         tuple(field.split(".")): value
         for field, value in fields.items()
@@ -70,6 +82,8 @@ def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
 
 
 def _decide(plan: Plan, target: Target) -> tuple[Decided, dict[str, Any]]:
+    if plan.strategy.arrangement:
+        return decide_mimo(plan, target.job)
     decided = without_mindspeed(decide(plan, target.job))
     return decided, to_fields({**decided.values, **decided.usual})
 
@@ -77,23 +91,39 @@ def _decide(plan: Plan, target: Target) -> tuple[Decided, dict[str, Any]]:
 def _export(
     decided: Decided, target: Target, texts: Mapping[Path, str], fields: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Exported:
-    lines = " \\\n  ".join(to_flags(fields, PLANNED))
-    script = LaunchScript(Path(PLANNED), f"torchrun {ENTRY} \\\n  {lines}\n")
-    strategy = decided.plan.strategy
-    check_read_back(read_passed(script, strategy.world_size), decided.plan, target.job)
-    notes = (f"start it on {strategy.world_size} devices", *notes, _OVERLAPS)
+    strategy, path = decided.plan.strategy, Path(PLANNED)
+    if strategy.arrangement:
+        _check_mimo_read_back(decided, target, fields)
+        notes = (*notes, _MIMO)
+    else:
+        check_read_back(read_passed(to_script(fields, path), strategy.world_size), decided.plan, target.job)
+        notes = (*notes, _OVERLAPS)
+    notes = (f"start it on {strategy.world_size} devices", *notes)
     return Exported(dict(texts), decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
 
 
+def _check_mimo_read_back(decided: Decided, target: Target, fields: Mapping[str, Any]) -> None:
+    """Raises Lost naming the first choice that the fields do not say."""
+    run, job = decided.plan, target.job
+    arrangement = run.strategy.arrangement
+    assert arrangement is not None
+    modules = take_apart(fields, PLANNED, has_experts(run.strategy, job))
+    modules = replace(modules, encoder=replace(modules.encoder, name=arrangement.encoder.name))
+    passed = read_passed(to_script(modules.decoder, Path(PLANNED)), modules.world_size)
+    decoder = read_plan(passed, modules.world_size, sum(run.layers[TEXT]))
+    again = join_modules(decoder, passed, modules, sum(run.layers[arrangement.encoder.name]))
+    check_decided(again, replace(run, layers={name: run.layers[name] for name in again.layers}), job)
+
+
 def _nest(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Section → its fields; a section that is one value as it is."""
+    """Section → its fields, of which some are mappings themselves; a section that is one value as it is."""
     nested: dict[str, Any] = {}
     for field, value in fields.items():
-        section, _, key = field.partition(".")
-        if key:
-            nested.setdefault(section, {})[key] = value
-        else:
-            nested[section] = value
+        *sections, key = field.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
     return nested
 
 

@@ -135,7 +135,11 @@ def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> P
             f"launch script {path}: how many devices it starts is known only on the machine, and with it the data "
             "parallel size; say it with --world-size"
         )
-    passed = dialect.read(read_passed(script, world_size))
+    return read_passed_plan(dialect.read(read_passed(script, world_size)), world_size, given, dialect)
+
+
+def read_passed_plan(passed: Passed, world_size: int, given: Given, dialect: Dialect) -> Plan:
+    """The plan of the flags `passed`, without what its workload says by itself. Raises JobError or PlanError."""
     check_precision(passed)
     model = read_trained_model(passed, given)
     workload, _ = read_workload(passed, model, world_size, dialect)

@@ -81,7 +81,7 @@ def read_plan(passed: Passed, world_size: int, num_layers: int) -> Plan:
         **choices,
     )
     _check(passed, strategy, layers, batch)
-    return Plan(strategy, {TEXT: layers}, {TEXT: _read_recompute(passed, layers)}, batch)
+    return Plan(strategy, {TEXT: layers}, {TEXT: read_recompute(passed, layers)}, batch)
 
 
 def check_strangers(passed: Passed) -> None:
@@ -167,7 +167,7 @@ def read_operators(passed: Passed) -> tuple[str, ...]:
     return names
 
 
-def _read_recompute(passed: Passed, layers: tuple[int, ...]) -> tuple[int, ...]:
+def read_recompute(passed: Passed, layers: tuple[int, ...]) -> tuple[int, ...]:
     """How many layers of each virtual stage recompute: the first ones of every chunk, or with `uniform` all."""
     granularity, method = passed.text(flags.GRANULARITY), passed.text(flags.METHOD)
     if granularity not in (None, "full", "selective"):

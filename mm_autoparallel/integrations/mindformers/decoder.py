@@ -7,7 +7,7 @@ from typing import Any
 
 from mm_autoparallel.integrations.mindformers import families
 from mm_autoparallel.integrations.mindformers.model_section import ModelSection, first_key
-from mm_autoparallel.model.readers.expert_groups import read_max_groups
+from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.validation import nearest
 
@@ -147,6 +147,8 @@ def _describe_experts(model: ModelSection, ffn_size: int, num_dense: int) -> dic
     if top_k > num_experts:
         key = first_key(experts, "num_experts_per_tok", "moe_router_topk", "num_experts_chosen")
         raise experts.refuse(key, f"it is at most {_experts_key(model)} {num_experts}")
+    # files cut to few experts keep the groups of the whole model
+    max_groups, num_groups = read_groups(experts, num_experts, uneven=True)
     return {
         "num_experts": num_experts,
         "top_k": top_k,
@@ -154,8 +156,8 @@ def _describe_experts(model: ModelSection, ffn_size: int, num_dense: int) -> dic
         "shared_ffn_size": shared,
         "shared_gate": shared > 0 and experts.flag("use_shared_expert_gating", False),
         "dense_layers": list(range(num_dense)),
-        # files cut to few experts keep the groups of the whole model
-        "max_groups": read_max_groups(experts, num_experts, uneven=True),
+        "max_groups": max_groups,
+        "num_groups": num_groups,
     }
 
 

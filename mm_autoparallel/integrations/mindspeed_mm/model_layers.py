@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mm_autoparallel.model.job.layers import Experts, LatentAttention, Layers, Norm
-from mm_autoparallel.model.readers.expert_groups import read_max_groups
+from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
 
 NORMS: dict[str, Norm] = {"RMSNorm": "rms", "LayerNorm": "layer"}
@@ -87,6 +87,7 @@ def _read_experts(part: Section) -> Experts | None:
     else:
         every = part.count("moe_layer_freq", 1)
         dense = [index for index in range(num_layers) if index % every]
+    max_groups, num_groups = read_groups(part, num_experts)
     return Experts(
         num_experts=num_experts,
         top_k=top_k,
@@ -95,5 +96,6 @@ def _read_experts(part: Section) -> Experts | None:
             "moe_shared_expert_intermediate_size", part.number("n_shared_experts", 0) * ffn_size
         ),
         dense_layers=tuple(sorted({*range(num_dense), *dense})),
-        max_groups=read_max_groups(part, num_experts),
+        max_groups=max_groups,
+        num_groups=num_groups,
     )

@@ -101,7 +101,8 @@ class Experts:
     """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one.
 
     shared_gate: the shared one's output is weighted by one number a token. fp32_router: eager code runs the router's
-    product on fp32 copies. max_groups: of experts, that a token's lie in (0: any).
+    product on fp32 copies. max_groups, num_groups: a token's experts lie in so many groups of
+    so many (job/layers.py).
     """
 
     num_experts: int
@@ -111,6 +112,7 @@ class Experts:
     shared_gate: bool = False
     fp32_router: bool = False
     max_groups: int = 0
+    num_groups: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ than is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from mm_autoparallel.model.blocks.chain import AudioStem, PatchEmbedding
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators
 from mm_autoparallel.model.costs.resharding import (
+    Crossing,
     cross_between_ranks,
     cross_in_phases,
     cross_on_shared_ranks,
@@ -109,10 +111,30 @@ def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
     return total_bytes * strategy.mbs / own.mbs
 
 
+def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Crossing:
+    """From the encoder's ranks to the decoder's. size_bytes: handed_on_bytes."""
+    arrangement, basis = strategy.arrangement, (known.cluster, known.network)
+    assert arrangement is not None
+    if arrangement.in_phases:
+        return cross_in_phases(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
+    if arrangement.apart:
+        return cross_between_ranks(*basis, known.workload, strategy, size_bytes)
+    return cross_on_shared_ranks(*basis, strategy, size_bytes)
+
+
+def crossing_document(known: CostModel, strategy: Strategy) -> dict[str, Any]:
+    """The crossing of an arrangement as provenance tells it: of one micro-batch of a decoder's replica, in phases of
+    the whole step."""
+    arrangement, size_bytes = strategy.arrangement, handed_on_bytes(known, strategy)
+    assert arrangement is not None
+    count = strategy.num_microbatches(known.workload.global_batch_size) if arrangement.in_phases else 1
+    return {"size_bytes": count * size_bytes, **asdict(find_crossing(known, strategy, size_bytes))}
+
+
 def _apart(parts: _Parts) -> Problem:
     known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
     first, second = parts.blocks
-    crossing = cross_between_ranks(known.cluster, known.network, known.workload, strategy, parts.size_bytes)
+    crossing = find_crossing(known, strategy, parts.size_bytes)
     hop_ms = 0.0 if crossing.blocks else parts.factor * crossing.forward_ms
     if crossing.blocks:
         back_ms = parts.factor * crossing.backward_ms if any(block.backward_ms for block in first) else 0.0
@@ -150,8 +172,7 @@ def _apart(parts: _Parts) -> Problem:
 
 def _inline(parts: _Parts) -> Problem:
     first, second = parts.blocks
-    known = parts.known
-    crossing = cross_on_shared_ranks(known.cluster, known.network, parts.strategy, parts.size_bytes)
+    crossing = find_crossing(parts.known, parts.strategy, parts.size_bytes)
     chain = (*_delay(first, -1, parts.factor * crossing.forward_ms, parts.factor * crossing.backward_ms), *second)
     communicator_bytes = parts.communicator_bytes()
     return replace(
@@ -173,9 +194,7 @@ def _in_phases(parts: _Parts) -> Problem:
     first, second = parts.blocks
     own, again = parts.arrangement.encoder, parts.arrangement.encoder_run == "recomputed_phases"
     num_calls = known.workload.global_batch_size // (own.dp * own.mbs)
-    crossing = cross_in_phases(
-        known.cluster, known.network, known.workload, strategy, parts.size_bytes, _pixel_bytes(known, strategy)
-    )
+    crossing = find_crossing(known, strategy, parts.size_bytes)
     trains = any(block.backward_ms for block in first)
     forward_ms, backward_ms = (
         sum(block.count * getattr(block, name) for block in first) for name in ("forward_ms", "backward_ms")

@@ -283,18 +283,23 @@ def waits_ms(
 
     A stage of several chunks sends each chunk's output and receives its next input in one exchange, during which it
     computes nothing. The transfers of all chunks are shared out evenly among the layers, which is exact where chunks
-    hold equally many. With one chunk a stage the order of work itself waits for every hop; but where a stack moves them
-    in front of its compute (StackFacts.waits_for_hops), a stage stands still for each: an inner one for two in each
-    pass, one of two stages for one. First and last of several stages count as inner ones, which set the pace.
+    hold equally many. With one chunk a stage the order of work itself waits for every hop; but a stage stands still for
+    each beside that where a stack moves them one by one in front of its compute (StackFacts.waits_for_hops), an inner
+    one for two in each pass, or where it sends and receives in one exchange (StackFacts.exchanges_hops), for one. One
+    of two stages has half of them. First and last of several stages count as inner ones, which set the pace.
     """
-    stands_still = strategy.vpp == 1 and workload.known_facts.waits_for_hops
-    if not p2p_ms or not (stands_still or (strategy.vpp > 1 and not workload.overlap_p2p)):
+    facts, num_waits = workload.known_facts, 0
+    if strategy.vpp == 1:
+        num_waits = 2 if facts.waits_for_hops else int(facts.exchanges_hops)
+    elif not workload.overlap_p2p:
+        num_waits = 1
+    if not p2p_ms or not num_waits:
         return [0.0] * len(chain.blocks)
     num_layers = sum(block.count for block in chain.blocks if block.role == "layer")
     start_ms, ms_per_byte = sum(p2p_ms) / len(p2p_ms), sum(p2p_ms_per_byte) / len(p2p_ms)
-    share = strategy.pp * strategy.vpp / num_layers
-    if strategy.pp > 2 and stands_still:
-        share *= 2
+    share = num_waits * strategy.pp * strategy.vpp / num_layers
+    if strategy.pp == 2 and strategy.vpp == 1:
+        share /= 2
     return [
         share * (start_ms + ms_per_byte * output_bytes) if block.role == "layer" else 0.0
         for block, output_bytes in zip(chain.blocks, outputs_bytes, strict=True)

@@ -5,8 +5,9 @@ Block costs are worked out once per (tp, cp, mbs, ep …): a search asks for hun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from mm_autoparallel.model.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, Traced, TransformerLayer
 from mm_autoparallel.model.blocks.expand import expand
@@ -49,6 +50,7 @@ OF_BLOCKS = (
 """Fields of a strategy that the cost of one block depends on."""
 OF_EXPERTS = ("ep", "etp", "dispatcher", "overlap_all_to_all")
 """Those of them that change nothing in a block without experts."""
+Key: TypeAlias = tuple[Hashable, ...]
 
 
 class CostModel:
@@ -95,9 +97,10 @@ class CostModel:
         # others than those of known sizes come from traces, and have no tensor parallelism
         towers = () if isinstance(job.model, TracedModel) else job.model.encoders
         self._towers = {tower.name: tower.layers for tower in towers}
-        self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
-        self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
-        self._plain: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, BlockCost]] = {}
+        self._found: dict[Key, tuple[BlockCost, ...]] = {}
+        self._bare: dict[Key, tuple[BlockCost, ...]] = {}
+        self._plain: dict[Key, tuple[BlockCost, BlockCost]] = {}
+        self._modes: dict[Key, list[tuple[Mode, ...]]] = {}
 
     @classmethod
     def of(cls, job: Job | CostModel) -> CostModel:
@@ -147,10 +150,7 @@ class CostModel:
             number -= sum(block.modality == self.chain.modalities[-1] for block in self.chain.blocks)
             encodes = self._look_up(strategy.of_encoder(), scales)
             return (*encodes[0][:number], *decodes[0][number:]), (*encodes[1][:number], *decodes[1][number:])
-        # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
-        alone = strategy.pp == 1 and len(self.chain.modalities) == 1
-        runs_ahead = self.calibration.figures.host_runs_ahead and alone
-        key = (*(getattr(strategy, name) for name in OF_BLOCKS), runs_ahead, scales)
+        runs_ahead, key = self._runs_ahead(strategy), self._key(strategy, scales)
         if key not in self._found:
             bare, found = [], []
             without_experts = (*(getattr(strategy, name) for name in OF_BLOCKS if name not in OF_EXPERTS), scales)
@@ -173,6 +173,15 @@ class CostModel:
                 found[-1] = found[-1].without_table(self.table_cost(found))
             self._found[key], self._bare[key] = tuple(found), tuple(bare)
         return self._found[key], self._bare[key]
+
+    def _key(self, strategy: Strategy, scales: CostScales) -> Key:
+        """What the costs of blocks differ by."""
+        return (*(getattr(strategy, name) for name in OF_BLOCKS), self._runs_ahead(strategy), scales)
+
+    def _runs_ahead(self, strategy: Strategy) -> bool:
+        # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
+        alone = strategy.pp == 1 and len(self.chain.modalities) == 1
+        return self.calibration.figures.host_runs_ahead and alone
 
     def _estimate(
         self,
@@ -265,28 +274,7 @@ class CostModel:
             if isinstance(block.structure, Traced):
                 raise untraced(block.kind)
             return estimate
-        trains, returns = block.trainable, block.has_backward
-        parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
-        known_fraction = parameter_count / estimate.parameter_count if estimate.parameter_count else 1.0
-        return replace(
-            estimate,
-            forward_ms=profiled.forward_ms,
-            backward_input_ms=profiled.backward_input_ms if returns else 0.0,
-            backward_weight_ms=profiled.backward_weight_ms if trains else 0.0,
-            parameter_count=parameter_count,
-            frozen_count=estimate.frozen_count * known_fraction,
-            activation_bytes=profiled.activation_bytes if returns else 0.0,
-            checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
-            transient_bytes=profiled.transient_bytes,
-            output_bytes=_or(profiled.output_bytes, estimate.output_bytes),
-            time_source=profiled.time_source,
-            memory_source=profiled.memory_source,
-            recompute_ms=profiled.recompute_ms,
-            optimizer_ms=profiled.optimizer_ms,
-            arrangement=profiled.arrangement,
-            error_fraction=profiled.error_fraction,
-            coverage=profiled.coverage,
-        )
+        return profiled.instead_of(estimate, block.trainable, block.has_backward)
 
     def _carry_traced(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -352,9 +340,15 @@ class CostModel:
         blocks = zip(self.chain.blocks, self.tokens, strict=True)
         return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
 
-    def list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
-        """Per block the modes that the job's search allows it; `costs`: of one of each block."""
-        rates = self._rates(strategy, scales.of_blocks)
+    def list_modes(self, strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
+        """Per block the modes that the job's search allows it."""
+        key = (*self._key(strategy, scales.of_blocks), self._keeps_layers(strategy), strategy.arrangement)
+        if key not in self._modes:
+            self._modes[key] = self._list_modes(strategy, scales)
+        return self._modes[key]
+
+    def _list_modes(self, strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
+        costs, rates = self.look_up(strategy, scales), self._rates(strategy, scales.of_blocks)
 
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
@@ -393,7 +387,3 @@ def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:
 def has_experts(block: Block) -> bool:
     """Whether it is a layer with experts."""
     return isinstance(block.structure, TransformerLayer) and isinstance(block.structure.mlp, Experts)
-
-
-def _or(measured: float | None, estimated: float) -> float:
-    return estimated if measured is None else measured

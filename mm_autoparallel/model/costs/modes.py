@@ -60,6 +60,27 @@ def host_ms_per_byte(names: Sequence[LayerMode], device: Device) -> tuple[float,
     return (1e3 / device.host_link_bytes_per_s,)
 
 
+def most_transient_bytes(
+    block: Block, cost: BlockCost, names: Sequence[LayerMode], workload: Workload, mbs: int
+) -> float:
+    """The working set of one of a block, and what a layer that can be recomputed restores beside its input.
+
+    A stage restores one layer at a time, so this is a largest, not a sum over recomputed layers as `restored_bytes` is.
+    It is charged where nothing is recomputed too: that overstates by at most one layer, and never understates. No mode
+    keeps less than the input, but for recompute_offload: then the inputs of two layers are there beside, that at work
+    and that which goes or comes. Layers that run on parts of a micro-batch (workload.text_chunk_samples) restore as
+    much; their working sets are charged whole. What was offloaded comes back into the room of the layer whose backward
+    has just ended (TransformerEngine, pytorch/cpu_offload.py, _default_offload_sync_init).
+    """
+    if block.role != "layer" or not block.has_backward:
+        return cost.transient_bytes
+    inputs_bytes = 2 * cost.checkpoint_bytes if "recompute_offload" in names else 0.0
+    restored_bytes = max(0.0, cost.activation_bytes - cost.checkpoint_bytes)
+    if block.modality == "text" and workload.text_chunk_samples:
+        restored_bytes *= min(1.0, workload.text_chunk_samples / mbs)
+    return cost.transient_bytes + restored_bytes + inputs_bytes
+
+
 def _form_mode(
     name: LayerMode,
     index: int,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.model.blocks.chain import Block, Projector, Traced
-from mm_autoparallel.model.costs.arranged import build_arranged, keep_decoder
+from mm_autoparallel.model.blocks.chain import Projector, Traced
+from mm_autoparallel.model.costs.arranged import build_arranged, crossing_document, keep_decoder
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
@@ -24,7 +24,7 @@ from mm_autoparallel.model.costs.memory import (
     static_bytes,
     step_bytes,
 )
-from mm_autoparallel.model.costs.modes import host_ms_per_byte
+from mm_autoparallel.model.costs.modes import host_ms_per_byte, most_transient_bytes
 from mm_autoparallel.model.costs.replicas import Replicas
 from mm_autoparallel.model.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.model.costs.sources import (
@@ -85,7 +85,6 @@ def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost
 def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
     known = CostModel.of(job)
-    devices = known.devices_of(strategy).document()
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
@@ -99,7 +98,8 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         **({"operators": operator_sources(known.operators, known.traced.times, pairs)} if known.operators else {}),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
         **mode_sources(known.modes, known.cluster.device),
-        **({"devices": devices} if devices else {}),
+        **({"devices": devices} if (devices := known.devices_of(strategy).document()) else {}),
+        **({"crossing": crossing_document(known, strategy)} if strategy.arrangement else {}),
         "groups": [place.document() for place in place_groups(known.cluster, strategy, known.network)],
         "calibration": known.calibration.description,
     }
@@ -227,7 +227,7 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
         for (block, cost), held_count in zip(pairs, priced.held_count, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
-    modes = known.list_modes(priced.costs, strategy, priced.scales)
+    modes = known.list_modes(strategy, priced.scales)
     splits = find_schedule(strategy.schedule, strategy.vpp).splits
     blocks = []
     for index, (block, cost) in enumerate(pairs):
@@ -246,7 +246,7 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
             pinned=block.pinned,
             attach=block.attach,
             recompute_group=block.modality,
-            transient_bytes=_transient_bytes(known, block, cost, strategy),
+            transient_bytes=most_transient_bytes(block, cost, known.modes, known.workload, strategy.mbs),
             tail_ms=replicas.tail_ms(block, cost, scale),
             output_bytes=priced.output_bytes[index],
             sends_gradient=known.chain.sends_gradient(index),
@@ -379,22 +379,3 @@ def _output_bytes(known: CostModel, costs: tuple[BlockCost, ...]) -> tuple[float
 def _microbatch_scale(known: CostModel, modality: str, num_microbatches: int) -> tuple[float, ...]:
     scale = known.workload.micro_batch_scale.get(modality, ())
     return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
-
-
-def _transient_bytes(known: CostModel, block: Block, cost: BlockCost, strategy: Strategy) -> float:
-    """The working set, and what a layer that can be recomputed restores beside its input.
-
-    A stage restores one layer at a time, so this is a largest, not a sum over recomputed layers as `restored_bytes` is.
-    It is charged where nothing is recomputed too: that overstates by at most one layer, and never understates. No mode
-    keeps less than the input, but for recompute_offload: then the inputs of two layers are there beside, that at work
-    and that which goes or comes. Layers that run on parts of a micro-batch (workload.text_chunk_samples) restore as
-    much; their working sets are charged whole. What was offloaded comes back into the room of the layer whose backward
-    has just ended (TransformerEngine, pytorch/cpu_offload.py, _default_offload_sync_init).
-    """
-    if block.role != "layer" or not block.has_backward:
-        return cost.transient_bytes
-    inputs_bytes = 2 * cost.checkpoint_bytes if "recompute_offload" in known.modes else 0.0
-    restored_bytes = max(0.0, cost.activation_bytes - cost.checkpoint_bytes)
-    if block.modality == "text" and known.workload.text_chunk_samples:
-        restored_bytes *= min(1.0, known.workload.text_chunk_samples / strategy.mbs)
-    return cost.transient_bytes + restored_bytes + inputs_bytes

@@ -68,9 +68,11 @@ _LATER = {
         "compiled",
         "open_ring_fraction",
         "split_attention_factor",
+        "exchanges_hops",
         "keeps_gate",
         "keeps_joint",
     ),
+    "samples": ("videos", "frames", "frame_patches"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 
@@ -88,13 +90,17 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
                 if not place.get(key, True):
                     del place[key]
         experts = (part.get("layers") or {}).get("experts") or {}
-        if not experts.get("max_groups", True):
-            del experts["max_groups"]
+        for key in ("max_groups", "num_groups"):
+            if not experts.get(key, True):
+                del experts[key]
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
     if workload.samples:
         del content["workload"]["samples"]["file"]  # what is in it has a say, as sha256 has it
+        for key in _LATER["samples"]:
+            if getattr(workload.samples, key) is None:
+                del content["workload"]["samples"][key]
     if workload.facts:
         for key in _LATER["facts"]:
             if getattr(workload.facts, key) == getattr(UNKNOWN, key):

@@ -25,7 +25,8 @@ class Experts(Noun):
     its output is weighted by one learned number a token. fp32_router: eager code runs the router's product on fp32
     copies (DeepSeek). dense_layers: layers that keep the plain feed-forward of the modality, counted from 0.
     max_groups: the router picks a token's experts out of so many groups at most, which are dealt to nodes (0: it does
-    not; DeepSeek-V3, arXiv:2412.19437, section 2.1.2; its config's topk_group).
+    not; DeepSeek-V3, arXiv:2412.19437, section 2.1.2; its config's topk_group), of num_groups of equal size (0: as many
+    as there are nodes; its config's n_group).
     """
 
     num_experts: Count
@@ -36,11 +37,16 @@ class Experts(Noun):
     fp32_router: Flag = False
     dense_layers: tuple[Number, ...] = ()
     max_groups: Number = 0
+    num_groups: Number = 0
 
     @model_validator(mode="after")
     def _check(self) -> Experts:
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k {self.top_k} is more than num_experts {self.num_experts}")
+        if self.num_groups and self.num_experts % self.num_groups:
+            raise ValueError(f"num_groups {self.num_groups} must divide num_experts {self.num_experts}")
+        if self.num_groups and self.max_groups > self.num_groups:
+            raise ValueError(f"max_groups {self.max_groups} is more than num_groups {self.num_groups}")
         return self
 
 

@@ -66,8 +66,10 @@ class SampleSource(Noun):
     file: JSONL, CSV, JSON, parquet or tar, beside the job's. sha256: of the samples in it, filled in when it is read;
     where it is given, the file must hold these. patch_size: pixels of a patch's side, where the file has pixels; that
     of the model. most_pixels: larger images are scaled down to so many. characters_per_token: of text whose tokens
-    nobody counted. images: how many a sample has. patches: of each image, before merging. audios: recordings of a
-    sample. audio_seconds: of each recording. text_tokens: of a sample, beside what images and audio become.
+    nobody counted. images: how many a sample has. patches: of each image, before merging. videos: of a sample. frames:
+    of each video, as the model is given them. frame_patches: of every frame of a video, before merging. audios:
+    recordings of a sample. audio_seconds: of each recording. text_tokens: of a sample, beside what images, videos and
+    audio become.
     seed: of what is drawn. batches: how many global batches are drawn, of samples that are drawn one by one, each as
     likely as any other; all plans are judged by the same.
     """
@@ -79,6 +81,9 @@ class SampleSource(Noun):
     characters_per_token: Characters | None = None
     images: Distribution | None = None
     patches: Distribution | None = None
+    videos: Distribution | None = None
+    frames: Distribution | None = None
+    frame_patches: Distribution | None = None
     audios: Distribution | None = None
     audio_seconds: Distribution | None = None
     text_tokens: Distribution | None = None
@@ -102,11 +107,16 @@ class SampleSource(Noun):
         stray = next((name for name in of_file if drawn and getattr(self, name) is not None), None)
         if stray:
             raise ValueError(f"{stray} is of a file, and distributions are given; leave it out")
-        for each, number in (("patches", "images"), ("audio_seconds", "audios")):
-            if (getattr(self, each) is None) != (getattr(self, number) is None):
-                raise ValueError(f"{number} and {each} go together: how many a sample has, and how large each is")
+        for number, *sizes in (
+            ("images", "patches"),
+            ("videos", "frames", "frame_patches"),
+            ("audios", "audio_seconds"),
+        ):
+            if len({getattr(self, name) is None for name in (number, *sizes)}) > 1:
+                together = f"{', '.join((number, *sizes[:-1]))} and {sizes[-1]}"
+                raise ValueError(f"{together} go together: how many a sample has, and how large each is")
         return self
 
 
-QUANTITIES = ("images", "patches", "audios", "audio_seconds", "text_tokens")
+QUANTITIES = ("images", "patches", "videos", "frames", "frame_patches", "audios", "audio_seconds", "text_tokens")
 """Of which there may be a distribution."""

@@ -50,7 +50,8 @@ class StackFacts(Noun):
     gradients. shards: what ZeRO 3 moves at once: a `unit`, as all weights of a layer in one buffer, which hides as
     reductions do; or a `tensor`, each by itself and in the open, whatever hides of ZeRO 1.
 
-    waits_for_hops: a stage computes nothing while it sends or receives, one tensor after the other.
+    waits_for_hops: a stage computes nothing while it sends or receives, one tensor after the other. exchanges_hops: one
+    of a single chunk computes nothing while it sends and receives either, both at once.
 
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
     one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
@@ -94,6 +95,7 @@ class StackFacts(Noun):
     hidden_reduction_fraction: Annotated[float, or_zero(1.0)] = 0.0
     shards: Literal["unit", "tensor"] = "unit"
     waits_for_hops: Flag = False
+    exchanges_hops: Flag = False
     hides_sums: Flag = False
     norms: Literal["fused", "operators"] = "fused"
     elementwise: Literal["fused", "operators"] = "operators"
@@ -149,10 +151,11 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
     ),
     "megatron-bridge": (
-        _MEGATRON.model_copy(update={"gradient_bytes": 2.0, "joined_heads": True}),
+        _MEGATRON.model_copy(update={"gradient_bytes": 2.0, "joined_heads": True, "exchanges_hops": True}),
         "NVIDIA-NeMo/Megatron-Bridge v0.2 to v0.6 on Megatron-Core: as megatron-core, gradients reduced in bf16 "
         "(grad_reduce_in_fp32 false in its performance recipes), fused rotation of latent attention's heads "
-        "(apply_rope_fusion)",
+        "(apply_rope_fusion); without chunks compute waits for requests that are sent in batches "
+        "(megatron/core/pipeline_parallel/p2p_communication.py, _communicate; overlap_p2p_comm is of chunks alone)",
     ),
     "megatron-lm": (
         _MEGATRON,

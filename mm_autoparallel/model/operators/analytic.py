@@ -270,7 +270,7 @@ def _expert_exchanges_ms(operators: Operators, share: Share, rates: Rates) -> fl
     if not dispatcher or "all_to_all" in group.lines:
         return 2 * group.all_to_all_ms(operators.all_to_all_bytes)
     one_way_ms = rates.exchange.one_way_ms(
-        operators.all_to_all_bytes, operators.copies, dispatcher in _ONCE_A_DOMAIN, operators.max_domains
+        operators.all_to_all_bytes, operators.copies, dispatcher in _ONCE_A_DOMAIN, operators.groups
     )
     return 2 * group.operation_factor.get("all_to_all", 1.0) * one_way_ms
 

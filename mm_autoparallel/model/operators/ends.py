@@ -295,7 +295,7 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
         exchanged_bytes=inside.exchanged_bytes,
         all_to_all_bytes=inside.all_to_all_bytes,
         copies=inside.copies,
-        max_domains=inside.max_domains,
+        groups=inside.groups,
         beside=inside.beside,
         rerun=inside.rerun,
     )

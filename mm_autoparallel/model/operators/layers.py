@@ -92,7 +92,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         exchanged_bytes=mlp.exchanged_bytes,
         all_to_all_bytes=mlp.all_to_all_bytes,
         copies=mlp.copies,
-        max_domains=mlp.max_domains,
+        groups=mlp.groups,
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )

@@ -24,6 +24,7 @@ from mm_autoparallel.model.operators.operators import (
     Stream,
     join_reruns,
 )
+from mm_autoparallel.model.profiles.collectives import ExpertGroups
 
 _E = ELEMENT_BYTES
 
@@ -204,7 +205,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         exchanged_bytes=gathered_bytes,
         all_to_all_bytes=_E * own * experts.top_k * h * share.imbalance_factor if share.ep > 1 else 0.0,
         copies=experts.top_k,
-        max_domains=experts.max_groups,
+        groups=ExpertGroups(experts.max_groups, experts.num_groups),
         rerun=inner.rerun,
     )
     if share.ep_kind == "deepspeed":

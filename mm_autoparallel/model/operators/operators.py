@@ -17,6 +17,7 @@ from mm_autoparallel.model.job.precision import RECIPES, Precision
 from mm_autoparallel.model.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import ExpertKind, Overlap, RecomputeOperator, Workload
+from mm_autoparallel.model.profiles.collectives import ANY_GROUPS, ExpertGroups
 
 ELEMENT_BYTES = 2
 """Activations are bf16."""
@@ -275,9 +276,9 @@ class Operators:
     what it keeps where it is recomputed; output_bytes: what the next block gets. exchanged_bytes: a tensor of this size
     is gathered and one is summed by the tensor-parallel ranks, in forward and again in backward, beside the products.
     all_to_all_bytes: what every rank holds of tokens that are sent to their experts' ranks and back, twice in forward
-    and twice in backward: copies of each token, which go to max_domains domains of the network at most (0: to as many
-    as there are). beside: the part of them that can run beside these exchanges (the shared expert). rerun: what
-    its backward runs forward once more, because recompute_operators says so.
+    and twice in backward: copies of each token, which go to experts of these groups. beside: the part of them that can
+    run beside these exchanges (the shared expert). rerun: what its backward runs forward once more, because
+    recompute_operators says so.
     """
 
     products: tuple[MatrixProduct, ...] = ()
@@ -291,7 +292,7 @@ class Operators:
     exchanged_bytes: float = 0.0
     all_to_all_bytes: float = 0.0
     copies: int = 1
-    max_domains: int = 0
+    groups: ExpertGroups = ANY_GROUPS
     beside: Operators | None = None
     rerun: Operators | None = None
 
@@ -324,7 +325,7 @@ def join_reruns(parts: Sequence[Operators | None]) -> Operators | None:
         exchanged_bytes=sum(part.exchanged_bytes for part in found),
         all_to_all_bytes=sum(part.all_to_all_bytes for part in found),
         copies=max(part.copies for part in found),
-        max_domains=max(part.max_domains for part in found),
+        groups=next((part.groups for part in found if part.all_to_all_bytes), ANY_GROUPS),
     )
 
 

@@ -124,6 +124,41 @@ ALONE = Group(1, float("inf"), float("inf"), 0.0)
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """A token's experts lie in `most` groups (0: in any) of `num_groups` (0: as many as domains), which are as large as
+    each other and dealt to domains in their order.
+    """
+
+    most: int = 0
+    num_groups: int = 0
+
+
+ANY_GROUPS = ExpertGroups()
+
+
+def reach_domains(num_domains: int, copies: int, groups: ExpertGroups = ANY_GROUPS) -> float:
+    """The mean number of domains that a token with so many copies needs, where routers are balanced.
+
+    Without groups d · (1 − (1 − 1/d)^k). With them each choice of `most` groups is as likely as another (DeepSeek-V3,
+    arXiv:2412.19437, section 2.1.2), and every copy goes to any of their experts: a domain that holds j of the chosen
+    ones is missed by (1 − j / most)^k of the tokens. A group that several domains share is chosen for all of them.
+    Groups that cannot be dealt evenly count as one for each domain.
+    """
+    num_groups = groups.num_groups or num_domains
+    if num_groups % num_domains and num_domains % num_groups:
+        num_groups = num_domains
+    if not 0 < groups.most < num_groups:
+        return num_domains * (1.0 - (1.0 - 1.0 / num_domains) ** copies)
+    held = max(1, num_groups // num_domains)
+    part = min(1.0, num_groups / num_domains) / groups.most
+    missed = sum(
+        math.comb(held, chosen) * math.comb(num_groups - held, groups.most - chosen) * (1.0 - part * chosen) ** copies
+        for chosen in range(min(held, groups.most) + 1)
+    )
+    return num_domains * (1.0 - missed / math.comb(num_groups, groups.most))
+
+
+@dataclass(frozen=True)
 class Exchange:
     """The all-to-all of tokens with their experts' ranks: `num_ranks`, `inside` of them in each domain, whose links are
     as fast as a node's: a device reaches these at node_bytes_per_s, and those beyond at network_bytes_per_s.
@@ -139,19 +174,19 @@ class Exchange:
     def num_domains(self) -> int:
         return self.num_ranks // self.inside
 
-    def one_way_ms(self, size_bytes: float, copies: int, once_a_domain: bool, max_domains: int = 0) -> float:
+    def one_way_ms(
+        self, size_bytes: float, copies: int, once_a_domain: bool, groups: ExpertGroups = ANY_GROUPS
+    ) -> float:
         """`size_bytes`: of all copies of a rank's tokens, which are dealt evenly to the ranks; each token has `copies`.
 
-        once_a_domain: a token crosses the network once to each domain that it needs, of which max_domains bounds the
-        number (0: nothing does), and its copies are made there; else every copy goes to its rank by itself. Of a token
-        with k copies the mean number of o domains is o · (1 − (1 − 1/o)^k).
+        once_a_domain: a token crosses the network once to each domain that it needs (reach_domains), and its copies are
+        made there; else every copy goes to its rank by itself.
         """
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
         token_bytes, domains = size_bytes / copies, self.num_domains
         if once_a_domain:
-            reached = domains * (1.0 - (1.0 - 1.0 / domains) ** copies)
-            reached = min(reached, max_domains or domains)
+            reached = reach_domains(domains, copies, groups)
             inside_count, beyond_count = copies * (self.inside - 1) / self.inside, reached * (domains - 1) / domains
         else:
             inside_count = copies * (self.inside - 1) / self.num_ranks

@@ -97,6 +97,36 @@ class Profiled:
         time_source: Source = "interpolated" if self.time_source == "measured" else self.time_source
         return replace(self, time_source=time_source, memory_source="interpolated", **grown)  # type: ignore[arg-type]
 
+    def instead_of(self, estimate: BlockCost, trains: bool, returns: bool) -> BlockCost:
+        """`estimate` with what is known here in its place; a block that does not train, or returns no gradient, has no
+        such backward.
+        """
+        parameter_count = _or(self.parameter_count, estimate.parameter_count)
+        known_fraction = parameter_count / estimate.parameter_count if estimate.parameter_count else 1.0
+        return replace(
+            estimate,
+            forward_ms=self.forward_ms,
+            backward_input_ms=self.backward_input_ms if returns else 0.0,
+            backward_weight_ms=self.backward_weight_ms if trains else 0.0,
+            parameter_count=parameter_count,
+            frozen_count=estimate.frozen_count * known_fraction,
+            activation_bytes=self.activation_bytes if returns else 0.0,
+            checkpoint_bytes=self.checkpoint_bytes if returns else 0.0,
+            transient_bytes=self.transient_bytes,
+            output_bytes=_or(self.output_bytes, estimate.output_bytes),
+            time_source=self.time_source,
+            memory_source=self.memory_source,
+            recompute_ms=self.recompute_ms,
+            optimizer_ms=self.optimizer_ms,
+            arrangement=self.arrangement,
+            error_fraction=self.error_fraction,
+            coverage=self.coverage,
+        )
+
+
+def _or(measured: float | None, estimated: float) -> float:
+    return estimated if measured is None else measured
+
 
 @dataclass(frozen=True)
 class ProfileTable:

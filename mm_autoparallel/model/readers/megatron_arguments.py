@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_autoparallel.model.job.layers import Experts, LatentAttention, Layers, Norm
 from mm_autoparallel.model.job.model import Decoder, Model
-from mm_autoparallel.model.readers.expert_groups import read_max_groups
+from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
 
 _OTHER_FORMS = {
@@ -142,6 +142,7 @@ def _read_experts(part: Section, ffn_size: int) -> Experts | None:
     num_experts, top_k = part.count("num_experts"), part.count("moe_router_topk", 2)
     if top_k > num_experts:
         raise part.refuse("moe_router_topk", f"it is at most num_experts {num_experts}")
+    max_groups, num_groups = read_groups(part, num_experts)
     return Experts(
         num_experts=num_experts,
         top_k=top_k,
@@ -149,7 +150,8 @@ def _read_experts(part: Section, ffn_size: int) -> Experts | None:
         shared_ffn_size=shared,
         shared_gate=shared > 0 and part.flag("moe_shared_expert_gate", False),
         dense_layers=_dense_layers(part),
-        max_groups=read_max_groups(part, num_experts),
+        max_groups=max_groups,
+        num_groups=num_groups,
     )
 
 

@@ -77,10 +77,14 @@ def fill_samples(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], 
 
 def read_source(source: SampleSource, model: Model, path: Path) -> SampleTable:
     """The samples of a source, read from its file beside `path` or drawn. Raises JobError."""
+    rules = rules_of(model, SampleRules(most_pixels=source.most_pixels))
     if source.file is None:
         given = {name: getattr(source, name) for name in QUANTITIES}
-        return draw_table({name: _draw(one) for name, one in given.items() if one is not None}, source.seed)
-    rules = rules_of(model, SampleRules(most_pixels=source.most_pixels))
+        draws = {name: _draw(one) for name, one in given.items() if one is not None}
+        try:
+            return draw_table(draws, source.seed, frames_per_patch=rules.frames_per_patch)
+        except ValueError as failure:
+            raise JobError(f"workload.samples: {failure}", where=f"job file {path}") from None
     rules = replace(rules, characters_count_per_token=source.characters_per_token)
     if source.patch_size is not None:
         rules = replace(rules, patch_size=source.patch_size)
@@ -108,9 +112,10 @@ def rules_of(model: Model, rules: SampleRules) -> SampleRules:
     if encoder is None or not isinstance(encoder.stem, Patches):
         return rules
     sides = {frames: math.isqrt(encoder.stem.in_features // (3 * frames)) for frames in (1, 2)}
-    exact = [side for frames, side in sides.items() if 3 * frames * side**2 == encoder.stem.in_features]
-    merge = math.isqrt(encoder.projector.merge_tokens)
-    return replace(rules, patch_size=exact[0] if exact else None, merge_side=max(1, merge))
+    exact = [(side, frames) for frames, side in sides.items() if 3 * frames * side**2 == encoder.stem.in_features]
+    merge = max(1, math.isqrt(encoder.projector.merge_tokens))
+    side, frames = exact[0] if exact else (None, rules.frames_per_patch)
+    return replace(rules, patch_size=side, frames_per_patch=frames, merge_side=merge)
 
 
 def _check_media(table: SampleTable, model: Model, where: str) -> None:

@@ -3,12 +3,17 @@
 Of one stage with forward f, gradients of inputs i and what a backward takes beyond that at least, e (a whole one b - i,
 a split one its weights' gradient): `head` is the least time before its first forward, `turn` the least from the end of
 its forward of a micro-batch to the begin of the backward, `rest` the least from the end of its last gradient of an
-input to the end of the step. At most A of M micro-batches are in flight, and at most H in flight or pending.
+input to the end of the step, `above` the part of it that lies on the stages before. At most A of M micro-batches are in
+flight, at most H in flight or pending, and at most S pending.
     head + M (f + i + e) + tail                                        all of its work
     head + M (f + i) + rest
     head + f + turn + max(0, M - A) f + max(M (i + e) + tail, M i + rest)    what its first backward waits for
-    head + (⌈M / A⌉ - 1) (f + turn + i) + f + turn + i + rest          rounds of A micro-batches
-    head + (⌈M / H⌉ - 1) (f + turn + i + e) + f + turn + i + rest
+    head + M (f + i) + (M - S) e + above                               until its last gradient is handed on
+    head + f + turn + max(0, M - A) f + M i + (M - S) e + above
+    head + M f + max(0, M - A) i + max(0, M - H) e + turn + i + rest        until its last forward, and then
+    head + f + turn + (M - A) (f + i) + max(0, M - H) e + turn + i + rest   where M > A
+    head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest     r = ⌈M / A⌉ - 1 rounds of A micro-batches
+    head + r (f + turn + i + e) + (M - 1 - r H) (f + i + e) + f + turn + i + rest     with H; where r = 0, (M - 1) f
 """
 
 from __future__ import annotations
@@ -93,6 +98,15 @@ def most_at_once(room_bytes: Floats, each_bytes: Floats, most: float) -> Floats:
     return np.where(free, most, np.clip(fit, 0.0, most))
 
 
+def _until_last(m: float, most: Floats, forward: Floats, turn: Floats, after: Floats) -> Floats:
+    """[n] between the begins of the first and the last forward. Forward r·most + k begins when `most` before it are
+    through: the k + 1 that this asks for since the begin of the last round, one after another, with k forwards."""
+    rounds = np.ceil(m / most) - 1.0
+    more = m - 1.0 - rounds * most
+    since: Floats = np.where(rounds > 0.0, rounds * (forward + turn + after) + more * (forward + after), more * forward)
+    return since
+
+
 def _bound_rows(rows: Floats, head: Floats, turn: Floats, above: Floats, m: float) -> Floats:
     """[n] the largest of the bounds of the module's docstring."""
     largest_ms: Floats = np.full(rows.shape[1], np.inf)
@@ -102,15 +116,22 @@ def _bound_rows(rows: Floats, head: Floats, turn: Floats, above: Floats, m: floa
     room = -rows[LESS_ROOM]
     in_flight = np.maximum(np.minimum(most_at_once(room, rows[KEPT], m), -rows[LESS_ON_HOST]), 1.0)
     held = np.maximum(most_at_once(room, np.minimum(rows[KEPT], rows[PENDING]), m), 1.0)
+    done = (m - most_at_once(room, rows[PENDING], m)) * extra
     rest = np.maximum(extra + tail, above)
     once = forward + turn + of_input
+    later = np.maximum(m - in_flight, 0.0)
+    before_last = later * of_input + np.maximum(m - held, 0.0) * extra
     work = np.maximum(m * (of_input + extra) + tail, m * of_input + rest)
     bounds = [
         head + m * (forward + of_input + extra) + tail,
         head + m * (forward + of_input) + rest,
-        head + forward + turn + np.maximum(m - in_flight, 0.0) * forward + work,
-        head + (np.ceil(m / in_flight) - 1.0) * once + once + rest,
-        head + (np.ceil(m / held) - 1.0) * (once + extra) + once + rest,
+        head + forward + turn + later * forward + work,
+        head + m * (forward + of_input) + done + above,
+        head + forward + turn + later * forward + m * of_input + done + above,
+        head + m * forward + before_last + turn + of_input + rest,
+        np.where(later > 0.0, head + forward + turn + later * forward + before_last + turn + of_input + rest, 0.0),
+        head + _until_last(m, in_flight, forward, turn, of_input) + once + rest,
+        head + _until_last(m, held, forward, turn, of_input + extra) + once + rest,
     ]
     largest_ms[joined] = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
     return largest_ms

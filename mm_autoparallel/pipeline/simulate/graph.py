@@ -201,9 +201,15 @@ def _most_held(order: Ints, num_chunks: int, splits: bool) -> Ints:
     if splits:
         change[at, num_chunks + chunk] = np.where(kind == INPUT, 1, np.where(kind == WEIGHT, -1, 0))
     counts = distinct_rows(np.cumsum(change, axis=0)[is_forward | (kind == INPUT)])
-    dominated = [bool(np.any(np.all(counts >= row, axis=1) & np.any(counts > row, axis=1))) for row in counts]
-    largest: Ints = counts[~np.array(dominated, dtype=bool)]
+    largest: Ints = counts[~dominated_rows(counts)]
     return largest
+
+
+def dominated_rows(rows: Ints) -> NDArray[np.bool_]:
+    """Which of different rows are nowhere above some other one."""
+    parts = np.array_split(rows, 1 + len(rows) // 256)  # what is compared at once stays small
+    above = [np.sum(np.all(rows[None, :, :] >= part[:, None, :], axis=2), axis=1) > 1 for part in parts]
+    return np.concatenate(above)
 
 
 def distinct_rows(rows: Ints) -> Ints:

@@ -44,18 +44,13 @@ from mm_autoparallel.planner.search.recall import find_known, remember, remember
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
+from mm_autoparallel.planner.search.slices import next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_branches, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
-#: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
-#: get all that is left. Assumed.
-FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
-#: Of it, with chunks or a free order: many such strategies, and good plans of each are found early. Assumed.
-DEAR_SLICE_FRACTION = 0.3
-LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
@@ -306,10 +301,7 @@ class _Search:
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
-        strategy = pipeline.strategies[0]
-        first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
-        first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == ANY_ORDER else 1.0
-        time_limit_s = first_s * SLICE_GROWTH**pipeline.num_unfinished
+        time_limit_s = next_slice_s(pipeline)
         if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)

@@ -29,7 +29,7 @@ def compile_search(schedules: Sequence[str] = ()) -> None:
         compile_orders()
     with interrupted_by_signals():
         for units, _ in samples():
-            bound_step(units.problem)
+            bound_step(units.problem, sharpen=True)
 
 
 def check_watched(

@@ -98,25 +98,35 @@ def find_anatomy(model: nn.Module, dtype: torch.dtype) -> Anatomy:
         else:
             routes.append(found[0])
             probes.append(found[1])
-    whole = not routes or routes[-1].media != "text" or _skips_layers(probes[-1], lists) or bool(reasons)
-    if whole:
-        found = first_that_runs(model, lists, "text", whole_steps(model, config, dtype))
+    lacks_text = not routes or routes[-1].media != "text"
+    if lacks_text or reasons or _skips_layers(probes[-1], lists) or _lacks_encoder(config, probes, lists):
+        beside, found = _run_whole(model, lists, config, dtype)
         if not isinstance(found, str) and (not routes or _reaches_more(found[1], probes)):
             places = count_places(config, model.forward)
-            routes, probes = [replace(found[0], whole=True, fixed_tokens=places)], [found[1]]
+            routes, probes = [replace(found[0], beside=beside, fixed_tokens=places)], [found[1]]
         elif not routes or routes[-1].media != "text":
             raise ProfileError(
                 f"its forward cannot be run on tokens ({'; '.join(reasons) or found}), so it is not known what calls "
                 "its layers"
             )
     remarks = [f"its {reason.partition(':')[0]} cannot be run: {reason.partition(': ')[2]}" for reason in reasons]
-    if not routes[0].whole:
+    if routes[0].beside is None:
         return _assemble(model, lists, routes, probes, remarks)
     found_whole = _assemble(model, lists, routes, probes, [])
     if len(found_whole.parts) > 1:  # the encoders ran with the rest
         return found_whole
     unseen = [remark for remark in remarks if not remark.startswith("its text")]
     return replace(found_whole, remarks=(*unseen, *found_whole.remarks))
+
+
+def _run_whole(
+    model: nn.Module, lists: Mapping[str, nn.ModuleList], config: Any, dtype: torch.dtype
+) -> tuple[Media, tuple[Route, CutForward] | str]:
+    """All of the model at once, on tokens and images or else sounds: which, and as `first_that_runs`."""
+    seen = first_that_runs(model, lists, "text", whole_steps(model, config, dtype, "images"))
+    if not isinstance(seen, str):
+        return "images", seen
+    return "audios", first_that_runs(model, lists, "text", whole_steps(model, config, dtype, "audios"))
 
 
 def _reaches_more(probe: CutForward, probes: Sequence[CutForward]) -> bool:
@@ -127,6 +137,12 @@ def _skips_layers(probe: CutForward, lists: Mapping[str, nn.ModuleList]) -> bool
     """Whether a list that was reached has members that were not."""
     reached = {(call.path, call.index) for call in probe.calls}
     return any((path, index) not in reached for path, _ in reached for index in range(len(lists[path])))
+
+
+def _lacks_encoder(config: Any, probes: Sequence[CutForward], lists: Mapping[str, nn.ModuleList]) -> bool:
+    """Whether of a model of an encoder and a decoder the decoder alone ran."""
+    reached = {call.path for probe in probes for call in probe.calls}
+    return len(probes) == 1 and bool(getattr(config, "is_encoder_decoder", False)) and reached < lists.keys()
 
 
 # -------------------------------------------------------------------------------------------------------- the parts
@@ -162,9 +178,7 @@ def _assemble(
         again = run_route(model, {path: lists[path] for path in own}, own, route.step(1, PROBE_TOKENS, 1), False)
         model.zero_grad(set_to_none=True)
         for at, (name, calls) in enumerate(zip(names, groups, strict=True)):
-            media: Media = route.media if not route.whole or name == "text" else "images"
-            if route.media == "text" and name != "text" and not route.whole:
-                media = "text"
+            media: Media = route.media if name == "text" else route.beside or route.media
             parts.append(_form_part(name, media, index, calls, (at, at + 1)))
         for storage, gap in again.used.items():
             role: Literal["pre", "post"] = "pre" if gap == 0 else "post"
@@ -246,9 +260,7 @@ def _group_calls(lists: Mapping[str, nn.ModuleList], probe: CutForward, taken: s
 
 
 def _name_parts(route: Route, count: int, taken: Sequence[str]) -> list[str]:
-    base = {"images": "vision", "audios": "audio", "text": "text_encoder"}[route.media]
-    if route.whole:
-        base = "vision"
+    base = {"images": "vision", "audios": "audio", "text": "text_encoder"}[route.beside or route.media]
     wanted = count - 1 if route.media == "text" else count
     names = [base if at == 0 else f"{base}_{at + 1}" for at in range(wanted)]
     names = [name if name not in taken else f"{name}_{len(taken) + 1}" for name in names]

@@ -52,8 +52,8 @@ def describe_model(live: nn.Module, class_name: str, name: str, anatomy: Anatomy
             tied=tied,
             table_count=table.numel() if table is not None and tied else 0,
         ),
-        tokens_per_image=next((r.fixed_tokens for r in anatomy.routes if r.media == "images" or r.whole), 0),
-        tokens_per_audio=next((r.fixed_tokens for r in anatomy.routes if r.media == "audios"), 0),
+        tokens_per_image=next((r.fixed_tokens for r in anatomy.routes if "images" in (r.media, r.beside)), 0),
+        tokens_per_audio=next((r.fixed_tokens for r in anatomy.routes if "audios" in (r.media, r.beside)), 0),
         remarks=anatomy.remarks,
     )
 
@@ -160,13 +160,13 @@ def trace_parts(
         if not parts or not tokens:
             continue
         asked = tokens if route.media == "text" else tokens // count
-        images = sizes.of("images")[1] * sizes.mbs if route.whole else count * sizes.mbs
-        step = route.step(sizes.mbs, asked, images)
+        media_count = sizes.of(route.beside or route.media)[1] * sizes.mbs
+        step = route.step(sizes.mbs, asked, media_count)
         reached = upstream and route.media == "text"
         run = run_route(live, anatomy.lists_of(index), anatomy.part_of(index), step, reached)
         live.zero_grad(set_to_none=True)
-        if route.whole and route.fixed_tokens:
-            _check_tokens(model, "images", route.fixed_tokens * images, sizes)
+        if route.beside and route.fixed_tokens:
+            _check_tokens(model, route.beside, route.fixed_tokens * media_count, sizes)
         if route.media != "text":
             _check_tokens(model, route.media, count_tokens(run.output), sizes)
         for part in parts:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Literal
 
 import torch
@@ -34,13 +35,13 @@ Step = Callable[[int, int, int], Callable[[], Any]]
 @dataclass(frozen=True)
 class Route:
     """A way to run a part of the model. fixed_tokens: of each image or sound, where that does not follow what is asked
-    for.
+    for. beside: what runs with the text, where everything runs at once.
     """
 
     media: Media
     step: Step
     fixed_tokens: int = 0
-    whole: bool = False
+    beside: Media | None = None
 
 
 def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[tuple[Media, Iterator[Step]]]:
@@ -50,7 +51,7 @@ def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[t
         ("audios", "audio_config", ("get_audio_features",)),
     )
     for media, described, names in encoded:
-        encode = next(filter(None, (_find_method(model, name) for name in names)), None)
+        encode = next(filter(None, (_find_method(model, name) for name in names)), None) or _find_tower(model, media)
         tower = getattr(config, described, encode)
         if encode is not None and tower is not None:
             yield media, _feature_steps(encode, config, media, dtype)
@@ -67,6 +68,24 @@ def _find_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
         if callable(method) and "args" not in samples.signature_of(method):
             found = method
     return found
+
+
+def _find_tower(model: nn.Module, media: Media) -> Callable[..., Any] | None:
+    """What a class does that has a tower and a projector, by the names of transformers, and no method for both."""
+    name = {"images": "vision_tower", "audios": "audio_tower"}[media]
+    for holder in model.modules():
+        tower, projector = (getattr(holder, each, None) for each in (name, "multi_modal_projector"))
+        if isinstance(tower, nn.Module) and isinstance(projector, nn.Module):
+            return _behind(tower, projector)
+    return None
+
+
+def _behind(tower: nn.Module, projector: nn.Module) -> Callable[..., Any]:
+    @wraps(tower.forward)
+    def encode(*args: Any, **kwargs: Any) -> Any:
+        return projector(tower(*args, **kwargs).last_hidden_state)
+
+    return encode
 
 
 def _feature_steps(encode: Callable[..., Any], config: Any, media: Media, dtype: torch.dtype) -> Iterator[Step]:
@@ -167,8 +186,11 @@ def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
                 yield form(module, way)
 
 
-def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[Step]:
-    """Ways to run all of the model at once, on tokens and images, of as many tokens as an image takes at the least."""
+def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype, beside: Media) -> Iterator[Step]:
+    """Ways to run all of the model at once, on tokens (of as many as an image takes at the least) and images, or sounds
+
+    as long as the text.
+    """
     vocab_size, places = _vocab_size(model, config), samples.count_places(config, model.forward)
 
     def form(way: int, labels: bool) -> Step:
@@ -176,10 +198,11 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[S
             batch = samples.text_batch(model, vocab_size, num_samples, max(tokens, places))
             if not labels:
                 batch.pop("labels", None)
-            given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
+            each = tokens if beside == "audios" else PROBE_TOKENS
+            given = _ways(config, beside, max(count, num_samples), num_samples, each, dtype)[way]
             chosen = samples.fitting(given, model.forward)
             if not any(callable(value) for value in chosen.values()):
-                raise TypeError("it asks for no images of this form")
+                raise TypeError(f"it asks for no {beside} of this form")
             batch = samples.made(chosen) | batch
             if places:
                 batch = samples.with_places(batch, places)
@@ -187,7 +210,7 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[S
 
         return step
 
-    for way in range(len(_ways(config, "images", 1, 1, PROBE_TOKENS, dtype))):
+    for way in range(len(_ways(config, beside, 1, 1, PROBE_TOKENS, dtype))):
         for labels in (True, False):
             yield form(way, labels)
 

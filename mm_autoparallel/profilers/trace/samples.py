@@ -25,6 +25,11 @@ _SAMPLES_PER_FRAME = 160
 
 _PLACES = "image_embeds_position_mask"
 
+_MEL_BINS = (
+    *("num_mel_bins", "n_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size"),
+    "input_feat_per_channel",
+)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -299,7 +304,7 @@ def audio_batches(
 ) -> Iterator[Batch]:
     """Ways to give sounds of about `tokens` tokens each: as a spectrogram, codes or a waveform. entry: as above."""
     audio = _part(config, "audio_config", "audio_encoder_config", "encoder_config", "sound_config")
-    bins = _first(audio, "num_mel_bins", "n_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size", default=128)
+    bins = _first(audio, *_MEL_BINS, default=128)
     if entry is not None:
         bins = entry.features or (entry.channels if len(entry.kernel) == 1 else bins)
     fixed = 2 * _first(audio, "max_source_positions", default=1500)

@@ -106,6 +106,51 @@ class Devices(Noun):
     dp: Numbers
 
 
+class Module(Noun):
+    """An encoder or a decoder of sizes of its own. replicas: of the first ones the ranks of each stage, as text.
+
+    sizes: PP, TP and so on. num_layers: of its own part of the model. first_stage: what the pipeline numbers its first.
+    """
+
+    name: str
+    first_stage: int
+    sizes: dict[str, int]
+    num_layers: int
+    replicas: tuple[tuple[str, ...], ...]
+
+
+class Layout(Noun):
+    """Where encoder and decoder run, and what goes between them.
+
+    words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
+    exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, or where
+    `whole_step` of the step; forward_ms, backward_ms: how long that takes. blocks: both sides stand still meanwhile.
+    """
+
+    words: str
+    encoder: Module
+    decoder: Module
+    pairs: tuple[tuple[int, ...], ...]
+    size_bytes: float
+    forward_ms: float
+    backward_ms: float
+    blocks: bool
+    whole_step: bool
+
+
+class Spread(Noun):
+    """The step over drawn batches. counts: of batches, in equal parts of the time from low_ms to high_ms.
+
+    marks_ms: mean, p95 and so on, by the names of the result file. words: the same in a sentence.
+    """
+
+    words: str
+    low_ms: float
+    high_ms: float
+    counts: tuple[int, ...]
+    marks_ms: dict[str, float]
+
+
 class BlockSource(Noun):
     """Where the figures of one kind of block come from."""
 
@@ -123,6 +168,7 @@ class Unstated(Noun):
 
 class PlanPage(Noun):
     """One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
+    layout: None of the chain. spread: None where the job does not say what samples are like.
 
     provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
     """
@@ -148,6 +194,8 @@ class PlanPage(Noun):
     stages: tuple[Stage, ...]
     groups: tuple[Group, ...]
     devices: Devices
+    layout: Layout | None
+    spread: Spread | None
     sources: tuple[BlockSource, ...]
     timeline: Timeline
     file: str

@@ -10,6 +10,12 @@ export function gib(bytes: number): string {
   return `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 }
 
+/** In the largest unit of which there is at least one. */
+export function bytes(value: number): string {
+  if (value >= 2 ** 30) return gib(value);
+  return value >= 2 ** 20 ? `${(value / 2 ** 20).toFixed(2)} MiB` : `${(value / 2 ** 10).toFixed(1)} KiB`;
+}
+
 export function percent(fraction: number, digits = 1): string {
   return `${(fraction * 100).toFixed(digits)} %`;
 }

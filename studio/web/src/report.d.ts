@@ -45,6 +45,7 @@ export interface JobPage {
 }
 /**
  * One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
+ * layout: None of the chain. spread: None where the job does not say what samples are like.
  *
  * provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
  */
@@ -74,6 +75,8 @@ export interface PlanPage {
   stages: Stage[];
   groups: Group[];
   devices: Devices;
+  layout: Layout | null;
+  spread: Spread | null;
   sources: BlockSource[];
   timeline: Timeline;
   file: string;
@@ -146,6 +149,52 @@ export interface Numbers {
   offset: number;
   count: number;
   width: 1 | 2 | 4;
+}
+/**
+ * Where encoder and decoder run, and what goes between them.
+ *
+ * words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
+ * exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, or where
+ * `whole_step` of the step; forward_ms, backward_ms: how long that takes. blocks: both sides stand still meanwhile.
+ */
+export interface Layout {
+  words: string;
+  encoder: Module;
+  decoder: Module;
+  pairs: number[][];
+  size_bytes: number;
+  forward_ms: number;
+  backward_ms: number;
+  blocks: boolean;
+  whole_step: boolean;
+}
+/**
+ * An encoder or a decoder of sizes of its own. replicas: of the first ones the ranks of each stage, as text.
+ *
+ * sizes: PP, TP and so on. num_layers: of its own part of the model. first_stage: what the pipeline numbers its first.
+ */
+export interface Module {
+  name: string;
+  first_stage: number;
+  sizes: {
+    [k: string]: number;
+  };
+  num_layers: number;
+  replicas: string[][];
+}
+/**
+ * The step over drawn batches. counts: of batches, in equal parts of the time from low_ms to high_ms.
+ *
+ * marks_ms: mean, p95 and so on, by the names of the result file. words: the same in a sentence.
+ */
+export interface Spread {
+  words: string;
+  low_ms: number;
+  high_ms: number;
+  counts: number[];
+  marks_ms: {
+    [k: string]: number;
+  };
 }
 /**
  * Where the figures of one kind of block come from.

@@ -1,5 +1,5 @@
-// Opens reports in Chromium as a person would. REPORTS names the folder with plain.html, hostile.html, long.html and
-// wide.html, which tests/api/test_report_in_browser.py makes, and at night whole.html; SCREENSHOTS, where given, a folder
+// Opens reports in Chromium as a person would. REPORTS names the folder with plain.html, hostile.html, long.html,
+// wide.html, layouts.html and drawn.html, which tests/api/test_report_in_browser.py makes, and at night whole.html; SCREENSHOTS, where given, a folder
 // that pictures are left in.
 import assert from "node:assert/strict";
 import fs from "node:fs";
@@ -151,6 +151,34 @@ for (const colorScheme of ["light", "dark"])
       [],
     );
   });
+
+/** What a picture's page breaks of the rules for screen readers, seriously. */
+async function serious(page) {
+  const { violations } = await new AxeBuilder({ page }).include("svg.picture").analyze();
+  return violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id);
+}
+
+test("a layout is drawn: replicas, their ranks, and who exchanges features with whom", async () => {
+  const { page, wrong } = await open("layouts.html");
+  const boxes = page.locator("#cluster svg g.module");
+  assert.deepEqual(
+    [await boxes.count(), await boxes.nth(4).textContent()],
+    [5, "replica 0stage 1: rank 0–1stage 2: rank 2–3"],
+  );
+  assert.equal(await page.locator("#cluster svg line").count(), 4);
+  assert.deepEqual(await serious(page), []);
+  await page.getByLabel("Plan shown").selectOption({ label: "phases" });
+  assert.deepEqual([await boxes.count(), await page.locator("#cluster svg line").count()], [10, 8]);
+  assert.deepEqual(wrong, []);
+});
+
+test("the spread of the step over drawn batches is drawn", async () => {
+  const { page, wrong } = await open("drawn.html");
+  assert.equal(await page.locator("#verdict svg rect").count(), 24);
+  assert.equal(await page.locator("#verdict svg .mark").count(), 5);
+  assert.deepEqual(await serious(page), []);
+  assert.deepEqual(wrong, []);
+});
 
 test("a phone's width holds it", async () => {
   const { page } = await open("plain.html", { viewport: { width: 390, height: 800 } });

@@ -18,6 +18,8 @@ _OMNI_THINKER = {
     "audio_start_token_id": 151669,
     "vision_start_token_id": 151652,
     "position_id_per_seconds": 13,
+    "audio_config": {"output_dim": 2048},
+    "vision_config": {"out_hidden_size": 2048},
     "text_config": {
         "hidden_size": 2048,
         "num_hidden_layers": 48,
@@ -38,6 +40,21 @@ _SPEECH_PROJECTOR = {
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {
+    # Qwen/Qwen2-VL-72B-Instruct, Qwen2.5-VL-72B-Instruct; Qwen3-VL-8B, 30B-A3B; Qwen3.5-9B, 35B-A3B; Qwen3-ASR-1.7B:
+    # what towers give is as wide as the text; compared but for Qwen2.5-VL's
+    "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
+    "qwen2_5_vl": {"vision_config": {"hidden_size": 1280, "out_hidden_size": 8192}},
+    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_5_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "qwen3_asr": {"audio_config": {"output_dim": 2048}},
+    # mistralai/Magistral-Small-2509: its weights have a head of their own, its file names its parts, compared
+    "mistral3": {
+        "vision_config": {"model_type": "pixtral"},
+        "text_config": {"model_type": "mistral"},
+        "tie_word_embeddings": False,
+    },
     # google/gemma-3-4b-it, compared
     "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14}, "mm_tokens_per_image": 256},
     "shieldgemma2": {"vision_config": {"image_size": 896, "patch_size": 14}, "mm_tokens_per_image": 256},

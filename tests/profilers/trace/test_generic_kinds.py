@@ -149,6 +149,7 @@ def test_experts_whose_counts_are_read_are_balanced(tmp_path: Path) -> None:
     assert entry.flops("forward", "matrix_product") == routers + keys_and_values + queries_and_outputs + feed_forward
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_text_whose_layers_run_in_turns_is_one_block(tmp_path: Path) -> None:
     found = take_apart(HRM)

@@ -54,11 +54,11 @@ WIDE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("tp", "mbs", "workload"),
     [
-        (1, 1, {}),
+        pytest.param(1, 1, {}, marks=pytest.mark.nightly),
         (1, 2, {"attention": "unfused"}),
-        (2, 1, {}),
+        pytest.param(2, 1, {}, marks=pytest.mark.nightly),
         (2, 2, {"sequence_parallel": True}),
-        (2, 1, {"attention": "unfused", "sequence_parallel": True}),
+        pytest.param(2, 1, {"attention": "unfused", "sequence_parallel": True}, marks=pytest.mark.nightly),
     ],
 )
 def test_kept_bytes_agree(tp: int, mbs: int, workload: dict[str, Any]) -> None:

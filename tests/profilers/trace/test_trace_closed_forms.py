@@ -117,6 +117,7 @@ def test_a_divided_layer_sums_its_state_twice_each_way() -> None:
     assert collectives(entries["text_layer"], "backward_weight") == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_divided_sequence_is_gathered_and_scattered_twice_each_way() -> None:
     _, entries = traced("7b", 2, sequence_parallel=True)
@@ -148,6 +149,7 @@ def test_a_recomputed_layer_runs_again_what_its_backward_needs() -> None:
     assert entry.recompute_transient_bytes > entry.activation_bytes - entry.checkpoint_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_more_samples_are_more_of_the_same() -> None:
     job = job_of(DOCUMENTS["llama"], 64)

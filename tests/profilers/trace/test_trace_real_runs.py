@@ -47,8 +47,11 @@ def traced_kept_bytes(entries: dict[str, TracedEntry], job: Job) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tp", "sequence_parallel", "weight_bytes"),
-    [(1, False, 2.0), (2, False, 4.0), (2, True, 2.0)],
-    ids=["whole bf16", "divided fp32", "sequences divided bf16"],
+    [
+        pytest.param(1, False, 2.0, id="whole bf16", marks=pytest.mark.nightly),
+        pytest.param(2, False, 4.0, id="divided fp32"),
+        pytest.param(2, True, 2.0, id="sequences divided bf16", marks=pytest.mark.nightly),
+    ],
 )
 def test_whole_models_keep_what_their_blocks_were_traced_to_keep(
     tp: int, sequence_parallel: bool, weight_bytes: float
@@ -95,8 +98,8 @@ BY_DAY = ("qwen2_5_vl", "llama", "qwen3_moe")
             for name in DOCUMENTS | WHOLE_DOCUMENTS
             if not name.startswith("deepseek")
         ),
-        *((name, "unfused") for name in ("qwen2_vl", "deepseek_v3")),
-        pytest.param("deepseek_v2", "unfused", marks=pytest.mark.nightly),
+        ("deepseek_v3", "unfused"),
+        *(pytest.param(name, "unfused", marks=pytest.mark.nightly) for name in ("qwen2_vl", "deepseek_v2")),
     ],
 )
 def test_every_family_is_traced_as_it_runs(model_type: str, attention: str) -> None:

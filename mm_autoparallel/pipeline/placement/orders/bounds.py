@@ -3,15 +3,23 @@
 For one way to fill stage s, with M micro-batches: `head` is the least pass forward before it, `turn` the least from the
 end of its forward to the begin of its input gradient, `back` the least from the end of its last input gradient to the
 end of the step upstream. It cannot run more than A forwards before its first input gradient, nor have more than Q
-micro-batches wait for their weight gradients alone; T is at least
+micro-batches begin their input gradients before the weight gradient of the first of them, nor more than S wait for
+theirs when the last input gradient is handed on; T is at least
     head + M (f + i + w) + tail                          all of its work
     head + M (f + i) + (M - Q) w + rest                  rest = max(w + tail, back): after its last input gradient
     head + f + turn + (M - A) f + M (i + w) + tail       what its first input gradient waits for
     head + f + turn + (M - A) f + M i + (M - Q) w + rest
+    head + M (f + i) + (M - S) w + back                  what is handed on last has less behind it on its own stage
+    head + f + turn + (M - A) f + M i + (M - S) w + back
+    head + M f + (M - A) i + (M - n) w + turn + i + rest  of what runs before its last forward, of which n at most are
+    head + f + turn + (M - A) (f + i) + (M - n) w + turn + i + rest, where M > A                 held at once, and then
     head + M (kept (f + turn + i) + pending · w) / room  Little's law: bytes times how long they are held
-    head + (⌈M / n⌉ - 1) pass + f + turn + i + rest      pass of a micro-batch, of which n at most are held at once
+    head + r (f + turn + i + w) + (M - 1 - r n) (f + i + w) + f + turn + i + rest         r = ⌈M / n⌉ - 1 rounds, and
+    head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest                 r = ⌈M / A⌉ - 1
 Each takes the least of other stages, so the least over placements of the largest over stages is a shortest path of the
-min-max kind, and the placements below a step can be listed in order of it.
+min-max kind, and the placements below a step can be listed in order of it. Rows whose bound reaches a step are part of
+none below it. Without them the least of the others is more, so further rows reach it; where none is left, nothing is
+below.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +49,10 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 from mm_autoparallel.pipeline.placement.orders.options import Options
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
+#: How close the largest step is found that rows refute, in parts of it.
+CLOSE_FRACTION = 1e-4
 #: Of a bound: what the rounding of its sums may have added to it.
 ROUNDING_FRACTION = 1e-11
 
@@ -62,31 +74,58 @@ class Bounds:
 
 def bound_stages(options: Options) -> Bounds:
     """The bounds of all rows, from sums along the least ways to fill the other stages."""
-    problem = options.units.problem
-    num_stages, size, num_microbatches = problem.num_stages, options.units.num_units + 1, problem.num_microbatches
-    rows = [np.flatnonzero(options.stage == s) for s in range(num_stages)]
-    of = options.relaxed.T
+    return join_rows(options, _bound_each(options, np.arange(len(options.stage))))
+
+
+def least_step(options: Options, rows: Ints, low_ms: float, high_ms: float) -> float:
+    """A step from low_ms to high_ms that no placement of these rows is below, low_ms being one."""
+    while high_ms - low_ms > CLOSE_FRACTION * high_ms:
+        middle_ms = 0.5 * (low_ms + high_ms)
+        left, _ = bound_rows(options, rows, middle_ms)
+        if len(left):
+            high_ms, rows = middle_ms, left
+        else:
+            low_ms = middle_ms
+    return low_ms
+
+
+def bound_rows(options: Options, rows: Ints, most_ms: float) -> tuple[Ints, Floats]:
+    """Of `rows`, those that may be part of a step below most_ms made of these rows alone, and their bounds."""
+    while True:
+        row_ms = _bound_each(options, rows)
+        is_left = row_ms < most_ms
+        if is_left.all():
+            return rows, row_ms
+        rows = rows[is_left]
+
+
+def _bound_each(options: Options, rows: Ints) -> Floats:
+    """[R] the bounds of these rows where the other stages have these rows too; infinite where they lie on no way."""
+    num_stages, size = options.units.problem.num_stages, options.units.num_units + 1
+    stage, begin, end, of = options.stage[rows], options.begin[rows], options.end[rows], options.relaxed[rows].T
+    edges = np.searchsorted(stage, np.arange(num_stages + 1)).tolist()
+    of_stages = [slice(*edge) for edge in pairwise(edges)]
     head, back, onward = (np.full((num_stages + 1, size), np.inf) for _ in range(3))
     head[0, 0], back[0, 0] = 0.0, 0.0
-    for s in range(num_stages):
-        mine = rows[s]
-        begin, end = options.begin[mine], options.end[mine]
-        np.minimum.at(head[s + 1], end, head[s, begin] + of[FORWARD_MS, mine] + of[HOP_FORWARD_MS, mine])
-        later = np.maximum(of[WEIGHT_MS, mine] + of[TAIL_MS, mine], back[s, begin])
-        np.minimum.at(back[s + 1], end, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
-    turns = np.zeros(len(options.stage))
-    for s in range(num_stages - 1, -1, -1):
-        mine = rows[s]
+    for s, mine in enumerate(of_stages):
+        first, last = begin[mine], end[mine]
+        np.minimum.at(head[s + 1], last, head[s, first] + of[FORWARD_MS, mine] + of[HOP_FORWARD_MS, mine])
+        later = np.maximum(of[WEIGHT_MS, mine] + of[TAIL_MS, mine], back[s, first])
+        np.minimum.at(back[s + 1], last, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
+    turns = np.zeros(len(rows))
+    for s, mine in reversed(list(enumerate(of_stages))):
         if s < num_stages - 1:
             hops = of[HOP_FORWARD_MS, mine] + of[HOP_BACKWARD_MS, mine]
-            turns[mine] = hops + onward[s + 1, options.end[mine]]
+            turns[mine] = hops + onward[s + 1, end[mine]]
         passed = of[FORWARD_MS, mine] + turns[mine] + of[INPUT_MS, mine]
-        np.minimum.at(onward[s], options.begin[mine], passed)
-    heads, backs = head[options.stage, options.begin], back[options.stage, options.begin]
+        np.minimum.at(onward[s], begin[mine], passed)
+    heads, backs = head[stage, begin], back[stage, begin]
     joins = np.isfinite(heads) & np.isfinite(turns)  # the others lie on no way through all stages
-    row_ms = np.full(len(joins), np.inf)
-    row_ms[joins] = _bound_rows(of[:, joins], heads[joins], backs[joins], turns[joins], num_microbatches)
-    return join_rows(options, row_ms)
+    handed = np.where(options.is_split[rows], options.split[rows, MOST_PENDING], 0.0)
+    row_ms = np.full(len(rows), np.inf)
+    sums = heads[joins], backs[joins], turns[joins], handed[joins]
+    row_ms[joins] = _largest_bounds(of[:, joins], *sums, options.units.problem.num_microbatches)
+    return row_ms
 
 
 def join_rows(options: Options, row_ms: Floats) -> Bounds:
@@ -101,45 +140,69 @@ def join_rows(options: Options, row_ms: Floats) -> Bounds:
     return Bounds(row_ms, stretch, rest)
 
 
-def _bound_rows(of: Floats, head: Floats, back: Floats, turn: Floats, num_microbatches: int) -> Floats:
-    """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; head, back, turn: [R]."""
+def _largest_bounds(
+    of: Floats, head: Floats, back: Floats, turn: Floats, handed: Floats, num_microbatches: int
+) -> Floats:
+    """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; head, back, turn, and S as handed: [R]."""
     m = float(num_microbatches)
     forward, backward, weight, tail = of[FORWARD_MS], of[INPUT_MS], of[WEIGHT_MS], of[TAIL_MS]
-    ahead = np.maximum(m - of[MOST_IN_FLIGHT], 0.0) * forward
+    after_first = np.maximum(m - of[MOST_IN_FLIGHT], 0.0)  # what cannot have begun by then
+    ahead = after_first * forward
     done = np.maximum(m - of[MOST_PENDING], 0.0) * weight
+    done_when_handed = np.maximum(m - handed, 0.0) * weight
     rest = np.maximum(weight + tail, back)
     first = head + forward + turn
+    before_last = after_first * backward + np.maximum(m - of[MOST_HELD], 0.0) * weight
+    last = turn + backward + rest
     once = forward + turn + backward
     held_ms_bytes = m * (of[KEPT] * once + of[PENDING] * weight)
     with np.errstate(divide="ignore", invalid="ignore"):
         by_bytes = np.where(of[ROOM] > 0.0, held_ms_bytes / of[ROOM], 0.0)
-        rounds = np.ceil(m / np.maximum(of[MOST_HELD], 1.0)) - 1.0
-        flights = np.ceil(m / np.maximum(of[MOST_IN_FLIGHT], 1.0)) - 1.0
     bounds = [
         head + m * (forward + backward + weight) + tail,
         head + m * (forward + backward) + done + rest,
         first + ahead + m * (backward + weight) + tail,
         first + ahead + m * backward + done + rest,
+        head + m * (forward + backward) + done_when_handed + back,
+        first + ahead + m * backward + done_when_handed + back,
+        head + m * forward + before_last + last,
+        np.where(after_first > 0.0, first + ahead + before_last + last, 0.0),
         head + by_bytes + tail,
-        head + rounds * (once + weight) + once + rest,
-        head + flights * once + once + rest,
+        head + _rounds_ms(m, of[MOST_HELD], forward, once + weight, forward + backward + weight) + once + rest,
+        head + _rounds_ms(m, of[MOST_IN_FLIGHT], forward, once, forward + backward) + once + rest,
     ]
     largest: Floats = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
     return largest
 
 
+def _rounds_ms(m: float, at_once: Floats, forward: Floats, turn_round: Floats, work: Floats) -> Floats:
+    """[R] from the first forward to the last of m, of which at_once at most are there at a time, for turn_round each.
+
+    The k-th of a round waits for the k-th of the round before, all of which, and the forwards between, the stage works
+    off one after another; in the first round it waits for forwards alone.
+    """
+    most = np.clip(at_once, 1.0, m)
+    rounds = np.ceil(m / most) - 1.0
+    least: Floats = rounds * turn_round + (m - 1.0 - rounds * most) * np.where(rounds > 0.0, work, forward)
+    return least
+
+
 def list_placements(bounds: Bounds, most_ms: float) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Boundaries of placements in units, [P + 1], and their bound, in order of it, below most_ms."""
+    """Boundaries of placements in units, [P + 1], and their bound, in order of it, below most_ms.
+
+    Of equal bounds the longest beginning goes on first, so a placement is told before all beginnings are made.
+    """
     num_stages = len(bounds.stretch_ms)
-    waiting: list[tuple[float, int, tuple[int, ...], float]] = [(bounds.least_ms, 0, (0,), 0.0)]
+    waiting: list[tuple[float, int, tuple[int, ...], float]] = [(bounds.least_ms, num_stages, (0,), 0.0)]
     while waiting:
-        bound_ms, s, boundaries, so_far_ms = heapq.heappop(waiting)
+        bound_ms, num_left, boundaries, so_far_ms = heapq.heappop(waiting)
+        s = num_stages - num_left
         if bound_ms >= most_ms:
             return
-        if s == num_stages:
+        if num_left == 0:
             yield bound_ms, boundaries
             continue
         own = np.maximum(bounds.stretch_ms[s, boundaries[-1]], so_far_ms)
         whole = np.maximum(own, bounds.rest_ms[s + 1])
         for end in np.flatnonzero(whole < most_ms).tolist():
-            heapq.heappush(waiting, (float(whole[end]), s + 1, (*boundaries, end), float(own[end])))
+            heapq.heappush(waiting, (float(whole[end]), num_left - 1, (*boundaries, end), float(own[end])))

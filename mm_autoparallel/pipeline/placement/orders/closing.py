@@ -1,7 +1,7 @@
 """Closing: placements that can still win, refuted one after another until none is left below a goal.
 
-They are listed in order of their bound (`bounds`), refuted by time windows (`propagate`) where these suffice, divided
-where stages have several ways to run what they hold, and solved by CP-SAT (`leaf`) where nothing else helps.
+They are listed in order of their bound, refuted by it (`bounds`) or by time windows (`propagate`) where these suffice,
+divided where stages have several ways to run what they hold, and solved by CP-SAT (`leaf`) where nothing else helps.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, list_placements
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, join_rows, list_placements
 from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
@@ -21,6 +22,7 @@ from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 #: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
 CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
@@ -32,7 +34,7 @@ CLAIM_FRACTION = 1e-9
 
 @dataclass(order=True)
 class Part:
-    """Placements of the same boundaries [P + 1], each stage in one of its rows low to high [P].
+    """Placements of the same boundaries [P + 1], each stage in one of the rows [.] that are its own, in order.
 
     failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. mixed: relaxed
     figures are too good for it. stuck: nothing here can decide it.
@@ -41,8 +43,7 @@ class Part:
     bound_ms: float
     number: int
     boundaries: tuple[int, ...] = field(compare=False)
-    low: NDArray[np.int64] = field(compare=False)
-    high: NDArray[np.int64] = field(compare=False)
+    rows: Ints = field(compare=False)
     effort_s: float = field(compare=False, default=FIRST_EFFORT_S)
     failures: int = field(compare=False, default=0)
     is_refined: bool = field(compare=False, default=False)
@@ -52,14 +53,20 @@ class Part:
     @property
     def is_single(self) -> bool:
         """Whether every stage has one row."""
-        return bool(np.all(self.high - self.low == 1))
+        return len(self.rows) == len(self.boundaries) - 1
 
 
 class Closing:
     """The search for a proof that no step is below goal_ms."""
 
-    def __init__(self, options: Options, bounds: Bounds, goal_ms: float) -> None:
-        self.options, self.bounds, self.goal_ms = options, bounds, goal_ms
+    def __init__(self, options: Options, rows: Ints, goal_ms: float) -> None:
+        """rows: those of which a step below the goal can be made."""
+        self.options, self.goal_ms = options, goal_ms
+        rows, ms = bound_rows(options, rows, goal_ms)
+        row_ms = np.full(len(options.stage), np.inf)
+        row_ms[rows] = ms
+        bounds = join_rows(options, row_ms)
+        self._able = np.isfinite(row_ms)
         self._listing: Iterator[tuple[float, tuple[int, ...]]] = list_placements(bounds, goal_ms)
         self._next_ms, self._listed_all = bounds.least_ms, False
         self.open: list[Part] = []
@@ -96,35 +103,35 @@ class Closing:
                 self._listed_all = True
                 return
             self._next_ms, boundaries = found
-            spans = [self._rows(s, boundaries[s], boundaries[s + 1]) for s in range(len(boundaries) - 1)]
-            low, high = (np.array(of, dtype=np.int64) for of in zip(*spans, strict=True))
-            self._keep(boundaries, low, high, self._next_ms)
+            spans = [self._rows(*stretch) for stretch in zip(count(), boundaries, boundaries[1:], strict=False)]
+            self._keep(boundaries, np.concatenate(spans), self._next_ms)
 
-    def _rows(self, stage: int, begin: int, end: int) -> tuple[int, int]:
-        first, count = int(self.options.first[stage, begin, end]), int(self.options.count[stage, begin, end])
-        return first, first + count
+    def _rows(self, stage: int, begin: int, end: int) -> Ints:
+        first, num_rows = int(self.options.first[stage, begin, end]), int(self.options.count[stage, begin, end])
+        return first + np.flatnonzero(self._able[first : first + num_rows])
 
-    def _figures(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> Floats:
-        """[P, NUM_FIGURES] the least that any row of each stage asks for."""
-        rows = []
-        for a, b in zip(low.tolist(), high.tolist(), strict=True):
-            of = self.options.relaxed[a:b]
-            row = of.min(axis=0)
-            row[_LARGEST] = of[:, _LARGEST].max(axis=0)
-            rows.append(row)
-        return np.array(rows)
+    def _figures(self, rows: Ints) -> Floats:
+        """[P, NUM_FIGURES] the least that any of the rows of each stage asks for."""
+        of, starts = self.options.relaxed[rows], self._starts(rows)
+        least: Floats = np.minimum.reduceat(of, starts)
+        least[:, _LARGEST] = np.maximum.reduceat(of[:, _LARGEST], starts)
+        return least
 
-    def _keep(
-        self, boundaries: tuple[int, ...], low: NDArray[np.int64], high: NDArray[np.int64], bound_ms: float
-    ) -> None:
-        """Keep a part open unless windows refute it."""
-        num_microbatches = self.options.units.problem.num_microbatches
-        figures = self._figures(low, high)
-        if refutes(num_microbatches, figures, self.goal_ms):
-            self.num_refuted += 1
-            return
-        self._number += 1
-        heapq.heappush(self.open, Part(bound_ms, self._number, boundaries, low, high))
+    def _starts(self, rows: Ints) -> Ints:
+        """[P] where the rows of each stage start."""
+        return np.searchsorted(self.options.stage[rows], np.arange(self.options.units.problem.num_stages))
+
+    def _keep(self, boundaries: tuple[int, ...], rows: Ints, bound_ms: float) -> None:
+        """Keep a part open unless its rows' bounds or windows refute it."""
+        rows, row_ms = bound_rows(self.options, rows, self.goal_ms)
+        if len(rows):
+            num_microbatches = self.options.units.problem.num_microbatches
+            bound_ms = max(bound_ms, float(np.minimum.reduceat(row_ms, self._starts(rows)).max()))
+            if not refutes(num_microbatches, self._figures(rows), self.goal_ms):
+                self._number += 1
+                heapq.heappush(self.open, Part(bound_ms, self._number, boundaries, rows))
+                return
+        self.num_refuted += 1
 
     @property
     def is_stuck(self) -> bool:
@@ -137,16 +144,16 @@ class Closing:
 
     def refine(self, num_parts: int, should_stop: Callable[[], bool]) -> None:
         """Raise the least bounds, of so many parts, to what windows refute."""
-        count = self.options.units.problem.num_microbatches
+        num_microbatches = self.options.units.problem.num_microbatches
         for _ in range(num_parts):
             if not self.open or self.open[0].is_refined or should_stop():
                 return
             part = heapq.heappop(self.open)
             close_ms = max(0.05 * (self.goal_ms - part.bound_ms), CLOSE_FRACTION * self.goal_ms)
-            figures, high_ms = self._figures(part.low, part.high), self.goal_ms
+            figures, high_ms = self._figures(part.rows), self.goal_ms
             while high_ms - part.bound_ms > close_ms and not should_stop():
                 middle_ms = 0.5 * (part.bound_ms + high_ms)
-                if refutes(count, figures, middle_ms):
+                if refutes(num_microbatches, figures, middle_ms):
                     part.bound_ms = middle_ms
                 else:
                     high_ms = middle_ms
@@ -160,14 +167,12 @@ class Closing:
             return False
         self.open.remove(part)
         heapq.heapify(self.open)
-        stage = int(np.argmax(part.high - part.low))
-        middle = int(part.low[stage] + part.high[stage]) // 2
-        for side in range(2):
-            low, high = part.low.copy(), part.high.copy()
-            (high if side == 0 else low)[stage] = middle
-            rows = self.bounds.row_ms
-            if all(rows[a:b].min() < self.goal_ms for a, b in zip(low.tolist(), high.tolist(), strict=True)):
-                self._keep(part.boundaries, low, high, part.bound_ms)
+        starts = np.append(self._starts(part.rows), len(part.rows))
+        stage = int(np.argmax(np.diff(starts)))
+        first, end = starts[stage : stage + 2].tolist()
+        middle = (first + end) // 2
+        for out in (slice(middle, end), slice(first, middle)):
+            self._keep(part.boundaries, np.delete(part.rows, out), part.bound_ms)
         return True
 
     def choose(self) -> Part | None:
@@ -183,14 +188,14 @@ class Closing:
 
     def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
         """CP-SAT on one part."""
-        count = self.options.units.problem.num_microbatches
+        num_microbatches = self.options.units.problem.num_microbatches
         effort = part.effort_s, should_stop, seed
         if not part.mixed:
-            return solve_leaf(self._figures(part.low, part.high), count, goal_ms, *effort)
-        rows = part.low
+            return solve_leaf(self._figures(part.rows), num_microbatches, goal_ms, *effort)
+        rows = part.rows
         split, whole = self.options.split[rows], self.options.whole[rows]
         may_split = self.options.is_split[rows] & (split[:, WEIGHT_MS] > 0.0)
-        return solve_mixed_leaf(split, whole, may_split, count, goal_ms, *effort)
+        return solve_mixed_leaf(split, whole, may_split, num_microbatches, goal_ms, *effort)
 
     def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
         """Note an answer. is_real: orders that were found fit and are below the goal."""

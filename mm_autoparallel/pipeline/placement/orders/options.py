@@ -31,7 +31,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     WEIGHT_MS,
     Figures,
 )
-from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
+from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
@@ -93,9 +93,7 @@ def list_options(
     parts, num_rows = [], 0
     mixes = _Mixes(units)
     for s in range(num_stages):
-        if should_stop():
-            raise TooManyPatterns
-        part = _rows_of_stage(units, s, mixes, overflow[s], most_ms, only_bounds)
+        part = _rows_of_stage(units, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
         new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
         first[s, begin[new], end[new]] = new + num_rows
@@ -176,9 +174,15 @@ class _Mixes:
 
 
 def _rows_of_stage(
-    units: Units, stage: int, mixes: _Mixes, overflow: Floats, most_ms: float, only_bounds: bool
+    units: Units,
+    stage: int,
+    mixes: _Mixes,
+    overflow: Floats,
+    should_stop: Callable[[], bool],
+    most_ms: float,
+    only_bounds: bool,
 ) -> dict[str, NDArray[np.generic]]:
-    """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]."""
+    """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]. Raises TooManyPatterns."""
     problem, chain = units.problem, units.problem.chain
     most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / problem.num_microbatches
     intervals = list_intervals(units, stage, most_load_ms)
@@ -191,15 +195,7 @@ def _rows_of_stage(
         )
     )
     a, b = units.start[intervals.begin], units.start[intervals.end]
-    of_interval, counts, sums = [], [], []
-    for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
-        more, adds = mixes.fill(begin, end)
-        of_interval.append(np.full(len(more), i))
-        counts.append(more)
-        sums.append(adds)
-    at = np.concatenate([np.zeros(0, dtype=np.int64), *of_interval])
-    added = np.concatenate([np.zeros((0, 5)), *sums])
-    lanes = np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *counts])
+    at, lanes, added = _fill_each(intervals, mixes, should_stop)
     factor, link_ms = problem.time_factors[stage], list_host_links(problem)[stage]
     weight_ms, extra_ms = factor * (weights[b] - weights[a])[at], factor * (extras[b] - extras[a])[at]
     host_ms = link_ms * added[:, 4]
@@ -233,6 +229,8 @@ def _rows_of_stage(
     relaxed[:, PENDING] = np.minimum(split[:, PENDING], relaxed[:, KEPT])
     for rows in (relaxed, split, whole):
         _limit(rows, problem.num_microbatches, added[:, 4], host_room)
+    # before an input gradient begins, those that wait for their weights' alone were split, and keep what these keep
+    relaxed[:, MOST_PENDING] = np.minimum(relaxed[:, MOST_PENDING], split[:, MOST_PENDING] + 1.0)
     exceeds = np.maximum(work_bytes + relaxed[:, KEPT], step_bytes) - limit_bytes
     np.minimum.at(overflow, (intervals.begin[at], intervals.end[at]), np.maximum(exceeds, 0.0))
     fits = (exceeds <= 0.0) & (relaxed[:, MOST_IN_FLIGHT] >= 1)
@@ -253,6 +251,21 @@ def _rows_of_stage(
         "is_split": is_split[kept],
         "is_whole": is_whole[kept],
     }
+
+
+def _fill_each(intervals: Intervals, mixes: _Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
+    """Of all intervals: which each row is of, its layers in each lane, and what they add. Raises TooManyPatterns."""
+    of_interval, num_rows = [np.zeros(0, dtype=np.int64)], 0
+    counts, sums = [np.zeros((0, mixes.units.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]
+    for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
+        more, adds = mixes.fill(begin, end)
+        num_rows += len(more)
+        if num_rows > MAX_ROWS or should_stop():
+            raise TooManyPatterns
+        of_interval.append(np.full(len(more), i))
+        counts.append(more)
+        sums.append(adds)
+    return np.concatenate(of_interval), np.concatenate(counts), np.concatenate(sums)
 
 
 def _limit(rows: Floats, num_microbatches: int, host_bytes: Floats, host_room: Floats) -> None:

@@ -68,7 +68,9 @@ def place_orders(
         while True:
             options = options_below(units, most_ms, stop)
             if options is not None:
-                search = OrderSearch(problem, options, bound.step_ms, stop_search, on_better, cutoff_ms, gap_fraction)
+                search = OrderSearch(
+                    problem, options, bound.step_ms, stop_search, on_better, cutoff_ms, gap_fraction, most_ms
+                )
                 if hint is not None:
                     search.adopt(hint)
                 search.search()

@@ -31,8 +31,9 @@ Floats = NDArray[np.float64]
 
 #: Of the goal: far above the rounding of sums, far below what a bound is told to.
 SLACK_FRACTION = 1e-10
-#: Rounds of narrowing after which a goal counts as not refuted.
-MAX_ROUNDS = 200
+#: Rounds of narrowing after which a goal counts as not refuted; and pairs of actions that they compare, stage by stage,
+#: in all: a second or two.
+MAX_ROUNDS, MAX_PAIRS = 200, 200_000_000
 NOTHING = -1e300
 
 
@@ -192,7 +193,7 @@ def refutes(num_microbatches: int, figures: Floats, goal_ms: float) -> bool:
         latest[s, :, :] = goal_ms - figures[s, TAIL_MS]
         for kind in range(NUM_KINDS):
             durations[s, kind * num_microbatches : (kind + 1) * num_microbatches] = figures[s, kind]
-    for _ in range(MAX_ROUNDS):
+    for _ in range(min(MAX_ROUNDS, max(2, MAX_PAIRS // (num_stages * n * n)))):
         while _pull_starts(num_microbatches, figures, earliest, slack):
             pass
         while _push_ends(num_microbatches, figures, latest, slack):

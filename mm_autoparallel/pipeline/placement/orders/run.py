@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, join_rows, list_placements
-from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
+from mm_autoparallel.pipeline.placement.orders.bounds import (
+    bound_rows,
+    bound_stages,
+    join_rows,
+    least_step,
+    list_placements,
+)
+from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
+from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import build_table, hold_pipelines, read_word, write_word
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
@@ -30,15 +37,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.int8]
 
-#: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell.
-GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
+#: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell;
+#: before them two that take less, where a round looks at few placements.
+GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
 #: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
 #: load; runs of a first round.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
-#: Placements that a search begins with, those that a round looks at, and parts that it divides.
-NUM_STARTS, LISTED, DIVIDED = 12, 2_000, 500
-#: Of the placements that a round looks at one in so many has its bound raised.
-REFINED = 20
+#: Placements that a search begins with, and those that a round looks at.
+NUM_STARTS, LISTED = 12, 2_000
+#: Of so many placements that a round looks at one part is divided, and one has its bound raised.
+DIVIDED, REFINED = 4, 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
 RUNS_PER_EFFORT = 24
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
@@ -49,16 +57,21 @@ ROUND_ACTIONS = 60_000_000
 
 @dataclass(eq=False)
 class _Best:
-    """The best step, with boundaries in units [P + 1], table rows [P] and words [P, 3M]."""
+    """The best words of local search [P, 3M] and their step, with boundaries in units [P + 1] and table rows [P].
+
+    is_parted: it was tried to split more of its backwards.
+    """
 
     step_ms: float
     boundaries: Ints
     rows: Ints
     words: Words
+    is_parted: bool = False
 
 
 class OrderSearch:
-    """One call of `place` on a problem with a free order. lower_ms: a bound that is known."""
+    """One call of `place` on a problem with a free order. lower_ms: a bound that is known. listed_ms: the options are
+    all of which a step below it can be made."""
 
     def __init__(
         self,
@@ -69,14 +82,17 @@ class OrderSearch:
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
+        listed_ms: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
+        self._listed_ms = listed_ms
         self.bounds = bound_stages(options)
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = lower_ms
         self.best: _Best | None = None
         self.placement: Placement | None = None
         self.num_leaves = 0
+        self._rows_left = np.arange(len(options.stage))
         self.reason = ""
         self.table = build_table(options, self.bounds)
         self._steady = hold_pipelines(options, self.table)
@@ -90,6 +106,9 @@ class OrderSearch:
 
     def search(self) -> None:
         """The first runs of local search, from placements of the least bounds."""
+        self._leave_rows_out()
+        if self.lower_ms >= self.upper_ms * (1.0 - self.gap_fraction):
+            return
         with ThreadPoolExecutor(1) as threads:
             starts = self._first_starts()
             if not starts or self._is_near():
@@ -107,6 +126,14 @@ class OrderSearch:
                 if self._is_near():
                     break
 
+    def _leave_rows_out(self) -> None:
+        """Of rows, what no step below the best can be made of, or below what is of interest; and what that bounds."""
+        most_ms = min(self.upper_ms, self._listed_ms)
+        if np.isfinite(most_ms):
+            rows, _ = bound_rows(self.options, self._rows_left, most_ms)
+            least_ms = least_step(self.options, rows, self.lower_ms, most_ms) if len(rows) else most_ms
+            self._rows_left, self.lower_ms = rows, max(self.lower_ms, least_ms * (1.0 - CLAIM_FRACTION))
+
     @property
     def _target_ms(self) -> float:
         """A step that is good enough."""
@@ -114,7 +141,7 @@ class OrderSearch:
 
     def _is_near(self) -> bool:
         """Whether the best step is good enough, or nearly optimal."""
-        return self.best is not None and self.best.step_ms <= max(
+        return self.placement is not None and self.upper_ms <= max(
             self._target_ms, self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION)
         )
 
@@ -143,7 +170,8 @@ class OrderSearch:
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
         with ThreadPoolExecutor(1) as threads:
-            for gap_fraction in (*(gap for gap in GAPS if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
+            gaps = (*WIDE_GAPS, *GAPS) if self._num_listed < FEW else GAPS
+            for gap_fraction in (*(gap for gap in gaps if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
                 if not self._prove(threads, gap_fraction):
                     return
 
@@ -237,23 +265,44 @@ class OrderSearch:
 
         return search
 
-    def _offer(self, found: _Best) -> bool:
-        """Take what is better, if the simulator agrees that it fits; whether it was taken."""
-        if not np.isfinite(found.step_ms) or found.step_ms >= self.upper_ms:
-            return False
-        if not self.offer(self._placement(found)):
-            return False
-        self.best = replace(found, step_ms=self.upper_ms)
-        return True
+    def _offer(self, found: _Best) -> None:
+        """Go on from what is better than the best words, if the simulator agrees that it fits."""
+        most_ms = np.inf if self.best is None else self.best.step_ms
+        if found.step_ms >= most_ms:
+            return
+        placement = self._placement(found)
+        step_ms = self._play(placement)
+        if step_ms < most_ms:
+            self.best = replace(found, step_ms=step_ms)
+            self._take(placement, step_ms)
+
+    def _part_best(self) -> None:
+        """Split more backwards of the best words, once."""
+        if self.best is None or self.best.is_parted:
+            return
+        stages = [s for s, row in enumerate(self.best.rows) if self.table.is_whole[row]]
+
+        def play(placement: Placement) -> float:
+            return np.inf if self.should_stop() else self._play(placement)
+
+        self._take(*part_backwards(self._placement(self.best), self.best.step_ms, stages, play))
+        self.best.is_parted = True
 
     def offer(self, placement: Placement) -> bool:
         """Take a placement with its orders where it fits and is faster than the best; whether it was taken."""
+        return self._take(placement, self._play(placement))
+
+    def _play(self, placement: Placement) -> float:
+        """Its step; infinite where it does not fit."""
         timeline = simulate(self.problem, placement)
         misfits = find_misfits(self.problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
-        if misfits or timeline.step_ms >= self.upper_ms:
+        return np.inf if misfits else timeline.step_ms
+
+    def _take(self, placement: Placement, step_ms: float) -> bool:
+        if step_ms >= self.upper_ms:
             return False
-        self.upper_ms, self.placement = timeline.step_ms, placement
-        self.on_better(timeline.step_ms, placement)
+        self.upper_ms, self.placement = step_ms, placement
+        self.on_better(step_ms, placement)
         return True
 
     def _placement(self, found: _Best) -> Placement:
@@ -275,11 +324,12 @@ class OrderSearch:
             if self.best is None and not np.isfinite(self.upper_ms):
                 goal_ms = self.lower_ms * 2.0
             else:
-                goal_ms = self.upper_ms * (1.0 - gap_fraction)
+                goal_ms = self.upper_ms * (1.0 - gap_fraction) / (1.0 - CLAIM_FRACTION)
             if closing is None:
+                self._leave_rows_out()
                 if self.lower_ms >= goal_ms * (1.0 - 1e-9):
                     return True
-                closing = Closing(self.options, self.bounds, goal_ms)
+                closing = Closing(self.options, self._rows_left, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             part = closing.choose()
@@ -289,13 +339,14 @@ class OrderSearch:
             )
             closing.list_on(self._num_listed, self.should_stop)
             closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
-            for _ in range(DIVIDED):
+            for _ in range(max(8, self._num_listed // DIVIDED)):
                 if not closing.divide(self.should_stop):
                     break
             leaf_goal_ms = closing.goal_of(part) if part is not None else 0.0
             leaf = closing.solve(part, leaf_goal_ms, self.should_stop, number) if part is not None else None
             for best in other.result():
                 self._offer(best)
+            self._part_best()
             if part is not None and leaf is not None:
                 self.num_leaves += 1
                 is_real = leaf.answer == "found" and self._offer_leaf(part, leaf, leaf_goal_ms)
@@ -327,16 +378,15 @@ class OrderSearch:
         """Take what CP-SAT found; whether it fits, and is below the goal as it seemed."""
         at = np.array(part.boundaries, dtype=np.int64)
         if isinstance(leaf, MixedLeaf):
-            lanes = [self.options.lanes[option].tolist() for option in part.low]
+            lanes = [self.options.lanes[option].tolist() for option in part.rows]
             placement = replace(self.options.units.placement(at.tolist(), lanes), orders=leaf.orders)
             found = None
         else:
             assert leaf.words is not None
-            rows = np.array([int(np.flatnonzero(self.table.option == option)[0]) for option in part.low])
+            rows = np.array([int(np.flatnonzero(self.table.option == option)[0]) for option in part.rows])
             found = _Best(np.inf, at, rows, leaf.words)
             placement = self._placement(found)
-        timeline = simulate(self.problem, placement)
-        fits = not find_misfits(self.problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
-        if self.offer(placement) and found is not None:
-            self.best = replace(found, step_ms=self.upper_ms)
-        return fits and timeline.step_ms < goal_ms
+        step_ms = self._play(placement)
+        if self._take(placement, step_ms) and found is not None:
+            self.best = replace(found, step_ms=step_ms)
+        return step_ms < goal_ms

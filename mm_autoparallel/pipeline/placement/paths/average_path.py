@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.simulate import engine
+from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.engine import critical_path, play
 from mm_autoparallel.pipeline.simulate.graph import full_graph
 from mm_autoparallel.pipeline.simulate.step import neighbours
 
 Floats = NDArray[np.float64]
+IntArray = NDArray[np.int32]
 
 #: How far work moves at first, found on pipelines of 2 to 16 stages; later moves shrink with the root of the round.
 LEARNING_FACTOR = 0.5
@@ -66,28 +68,18 @@ def average_path(
         return None
     graph = full_graph(schedule, num_stages, num_chunks, num_microbatches, classes)
     num_durations = num_virtual * graph.num_classes
-    tasks = (graph.stage, graph.dependency, graph.hop, graph.duration)
-    ends, free = np.empty(graph.num_tasks + 1), np.empty(num_stages)
-    hops = np.full(2 * num_virtual - 1, hop_ms)
-    hops[-1] = 0.0
-    durations, hop_counts = np.empty(2 * num_durations, dtype=np.int64), np.empty(len(hops), dtype=np.int64)
-    duration_sum, hop_sum, end_sum = np.zeros(2 * num_durations), np.zeros(len(hops)), np.zeros(num_stages)
-    log_share = np.where(np.arange(num_virtual) < first, -np.inf, 0.0)
-    of_stage = np.arange(num_virtual) % num_stages
-    scale_ms = num_microbatches * max(float(np.mean(forward_ms + backward_ms)), 1e-300)
-    whole = np.concatenate([np.tile(forward_ms, num_virtual), np.tile(backward_ms, num_virtual)])
-    for n in range(1, num_rounds + 1):
-        share = np.exp(log_share - log_share.max())
-        share /= share.sum()
-        times = np.tile(np.repeat(share, graph.num_classes), 2) * whole
-        tails: Floats = np.bincount(of_stage, weights=share, minlength=num_stages).astype(np.float64) * tail_ms
-        engine.play(*tasks, times, hops, tails, ends, free)
-        end_stage = engine.critical_path(*tasks, hops, tails, ends, free, *neighbours(graph), durations, hop_counts)
-        duration_sum += n * durations  # later answers count more: they answer better lay-outs
-        hop_sum += n * hop_counts
-        end_sum[end_stage] += n
-        costs = (durations * whole).reshape(2, num_virtual, -1).sum(axis=(0, 2)) + tail_ms * (of_stage == end_stage)
-        log_share -= LEARNING_FACTOR / (scale_ms * n**0.5) * costs
+    duration_sum, hop_sum, end_sum = _play_game(
+        (graph.stage, graph.dependency, graph.hop, graph.duration),
+        *neighbours(graph),
+        np.asarray(forward_ms, dtype=np.float64),
+        np.asarray(backward_ms, dtype=np.float64),
+        float(tail_ms),
+        float(hop_ms),
+        num_virtual,
+        first,
+        num_rounds,
+        num_microbatches * max(float(np.mean(forward_ms + backward_ms)), 1e-300),
+    )
     weight = num_rounds * (num_rounds + 1) / 2
     return AveragePath(
         forward_count=duration_sum[:num_durations].reshape(num_virtual, -1) / weight,
@@ -96,3 +88,64 @@ def average_path(
         hop_backward_count=hop_sum[num_virtual - 1 : -1] / weight,
         end_fraction=end_sum / weight,
     )
+
+
+@kernel
+def _play_game(
+    tasks: tuple[IntArray, IntArray, IntArray, IntArray],
+    previous_on_stage: IntArray,
+    last_on_stage: IntArray,
+    forward_ms: Floats,
+    backward_ms: Floats,
+    tail_ms: float,
+    hop_ms: float,
+    num_virtual: int,
+    first: int,
+    num_rounds: int,
+    scale_ms: float,
+) -> tuple[Floats, Floats, Floats]:
+    """How often each duration, hop and end lies on the answers; later ones count more: they answer better lay-outs."""
+    stage, dependency, hop, duration = tasks
+    num_stages, num_classes = last_on_stage.shape[0], forward_ms.shape[0]
+    backward_at = num_virtual * num_classes
+    ends, free = np.empty(stage.shape[0] + 1), np.empty(num_stages)
+    hops = np.full(2 * num_virtual - 1, hop_ms)
+    hops[-1] = 0.0
+    times, tails = np.empty(2 * backward_at), np.empty(num_stages)
+    counts, hop_counts = np.empty(2 * backward_at, dtype=np.int64), np.empty(hops.shape[0], dtype=np.int64)
+    duration_sum, hop_sum, end_sum = np.zeros(2 * backward_at), np.zeros(hops.shape[0]), np.zeros(num_stages)
+    log_share, share = np.zeros(num_virtual), np.zeros(num_virtual)
+    for n in range(1, num_rounds + 1):
+        share[first:] = np.exp(log_share[first:] - log_share[first:].max())
+        share /= share.sum()
+        tails[:] = 0.0
+        for k in range(num_virtual):
+            tails[k % num_stages] += share[k] * tail_ms
+            for c in range(num_classes):
+                times[k * num_classes + c] = share[k] * forward_ms[c]
+                times[backward_at + k * num_classes + c] = share[k] * backward_ms[c]
+        play(stage, dependency, hop, duration, times, hops, tails, ends, free)
+        end_stage = critical_path(
+            stage,
+            dependency,
+            hop,
+            duration,
+            hops,
+            tails,
+            ends,
+            free,
+            previous_on_stage,
+            last_on_stage,
+            counts,
+            hop_counts,
+        )
+        duration_sum += n * counts
+        hop_sum += n * hop_counts
+        end_sum[end_stage] += n
+        for k in range(first, num_virtual):
+            cost = tail_ms if k % num_stages == end_stage else 0.0
+            for c in range(num_classes):
+                cost += counts[k * num_classes + c] * forward_ms[c]
+                cost += counts[backward_at + k * num_classes + c] * backward_ms[c]
+            log_share[k] -= LEARNING_FACTOR / (scale_ms * n**0.5) * cost
+    return duration_sum, hop_sum, end_sum

@@ -4,6 +4,7 @@ import type { Page } from "../data";
 import { count, rate } from "../format";
 import type { PlanPage } from "../report";
 import { useWords } from "../words";
+import { LayoutMap } from "./LayoutMap";
 import { Section, Wide } from "./Section";
 import { Sourced } from "./Sourced";
 
@@ -12,7 +13,7 @@ type Place = "stage" | "tp" | "cp" | "dp";
 const PLACES: Place[] = ["stage", "tp", "cp", "dp"];
 const MOST_NODES = 64;
 
-/** Where stages and groups lie on the nodes. */
+/** Where modules, stages and groups lie on the nodes. */
 export function Cluster({ page, plan }: { page: Page; plan: PlanPage }) {
   const words = useWords();
   const [by, setBy] = useState<Place>("stage");
@@ -27,6 +28,7 @@ export function Cluster({ page, plan }: { page: Page; plan: PlanPage }) {
   const nodes = all ? devices.nodes : devices.nodes.slice(0, MOST_NODES);
   return (
     <Section view="cluster">
+      {plan.layout && <LayoutMap layout={plan.layout} />}
       <fieldset className="controls">
         <legend>{words("colourBy")}</legend>
         {PLACES.filter((place) => most[place] > 1 || place === "stage").map((place) => (

@@ -3,6 +3,7 @@ import type { Difference, PlanPage, Report } from "../report";
 import { useWords, type Word } from "../words";
 import { Section, Wide } from "./Section";
 import { Sourced } from "./Sourced";
+import { SpreadView } from "./SpreadView";
 
 interface Props {
   report: Report;
@@ -49,6 +50,7 @@ export function Verdict({ report, plan, chosen, choose, differences }: Props) {
       {search?.verdict.map((line) => (
         <p key={line}>{line}</p>
       ))}
+      {plan.spread && <SpreadView spread={plan.spread} />}
       {report.plans.length > 1 && (
         <PlansTable plans={report.plans} chosen={chosen} choose={choose} differences={differences} />
       )}

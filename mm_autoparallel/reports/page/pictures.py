@@ -1,0 +1,82 @@
+"""What a page draws of a plan beside its tasks: a map of its layout, and how its step spreads over drawn batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mm_autoparallel.model.job.arrangement import ModuleLayout
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.over_batches import StepOverBatches
+from mm_autoparallel.reports.page.report import Layout, Module, Spread
+
+MOST_REPLICAS = 16
+"""Replicas of a module that are drawn; all others exchange features alike."""
+_BINS = 24
+_MARKS = ("at_mean_ms", "mean_ms", "p95_ms", "p99_ms", "cvar95_ms")
+
+
+def map_layout(estimate: Estimate, model: Model) -> Layout | None:
+    """The layout of a plan; None of the chain."""
+    strategy = estimate.plan.strategy
+    arrangement, own = strategy.arrangement, strategy.of_decoder()
+    if arrangement is None:
+        return None
+    encoder, crossing = arrangement.encoder, estimate.provenance["crossing"]
+    behind = encoder.num_ranks if arrangement.apart and encoder.rank_offset == 0 else 0
+    decoder = ModuleLayout("text", own.pp, own.tp, own.dp, own.mbs, own.cp, behind)
+    num_layers = {part.name: part.layers.num_layers for part in model.modalities}
+    before = encoder.pp if arrangement.apart else 0
+    modules = [_map_module(each, first, num_layers[each.name]) for each, first in ((encoder, 0), (decoder, before))]
+    return Layout(
+        words=arrangement.name.split(",")[0],
+        encoder=modules[0],
+        decoder=modules[1],
+        pairs=tuple(
+            (e, d)
+            for e in range(len(modules[0].replicas))
+            for d in range(len(modules[1].replicas))
+            if e * decoder.dp < (d + 1) * encoder.dp and d * encoder.dp < (e + 1) * decoder.dp  # their samples overlap
+        ),
+        size_bytes=crossing["size_bytes"],
+        forward_ms=crossing["forward_ms"],
+        backward_ms=crossing["backward_ms"],
+        blocks=crossing["blocks"],
+        whole_step=arrangement.in_phases,
+    )
+
+
+def _map_module(module: ModuleLayout, first_stage: int, num_layers: int) -> Module:
+    """Tensor and context parallel ranks stand side by side, replicas behind one another, then stages."""
+    width = module.tp * module.cp
+    firsts = [
+        [module.rank_offset + (stage * module.dp + replica) * width for stage in range(module.pp)]
+        for replica in range(min(module.dp, MOST_REPLICAS))
+    ]
+    return Module(
+        name=module.name,
+        first_stage=first_stage,
+        sizes={name.upper(): getattr(module, name) for name in ("pp", "tp", "cp", "dp", "mbs")},
+        num_layers=num_layers,
+        replicas=tuple(
+            tuple(str(first) if width == 1 else f"{first}–{first + width - 1}" for first in stages) for stages in firsts
+        ),
+    )
+
+
+def spread_steps(over: StepOverBatches | None) -> Spread | None:
+    """Steps over drawn batches as a histogram; None where none were drawn."""
+    if over is None:
+        return None
+    counts, edges = np.histogram(over.steps_ms, bins=_BINS)
+    told: Mapping[str, Any] = over.document()
+    return Spread(
+        words=over.words,
+        low_ms=float(edges[0]),
+        high_ms=float(edges[-1]),
+        counts=tuple(counts.tolist()),
+        marks_ms={name.removesuffix("_ms"): told[name] for name in _MARKS},
+    )
