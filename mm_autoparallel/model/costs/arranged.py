@@ -112,9 +112,11 @@ def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
 
 
 def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Crossing:
-    """From the encoder's ranks to the decoder's. size_bytes: handed_on_bytes."""
+    """From the encoder's ranks to the decoder's, in bubbles of one pass. size_bytes: handed_on_bytes."""
     arrangement, basis = strategy.arrangement, (known.cluster, known.network)
     assert arrangement is not None
+    if arrangement.in_bubbles:
+        return cross_to_first_stage(*basis, strategy, _count_per_pass(strategy) * size_bytes)
     if arrangement.in_phases:
         return cross_in_phases(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
     if arrangement.apart:
@@ -124,10 +126,13 @@ def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Cr
 
 def crossing_document(known: CostModel, strategy: Strategy) -> dict[str, Any]:
     """The crossing of an arrangement as provenance tells it: of one micro-batch of a decoder's replica, in phases of
-    the whole step."""
-    arrangement, size_bytes = strategy.arrangement, handed_on_bytes(known, strategy)
+    the whole step, in bubbles of one pass."""
+    arrangement, size_bytes, count = strategy.arrangement, handed_on_bytes(known, strategy), 1
     assert arrangement is not None
-    count = strategy.num_microbatches(known.workload.global_batch_size) if arrangement.in_phases else 1
+    if arrangement.in_phases:
+        count = strategy.num_microbatches(known.workload.global_batch_size)
+    elif arrangement.in_bubbles:
+        count = _count_per_pass(strategy)
     return {"size_bytes": count * size_bytes, **asdict(find_crossing(known, strategy, size_bytes))}
 
 
@@ -222,9 +227,9 @@ def _in_bubbles(parts: _Parts) -> Problem:
     known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
     first, second = parts.blocks
     own, run = parts.arrangement.encoder, parts.arrangement.encoder_run
-    number = parts.arrangement.num_beside(strategy.tp, strategy.cp) * own.mbs // strategy.mbs
+    number = _count_per_pass(strategy)
     pass_bytes = number * parts.size_bytes
-    crossing = cross_to_first_stage(known.cluster, known.network, strategy, pass_bytes)
+    crossing = find_crossing(known, strategy, parts.size_bytes)
     trains = any(block.backward_ms for block in first)
     forward_ms, backward_ms = (
         encoder.time_factors[0] * sum(block.count * getattr(block, name) for block in first)
@@ -251,6 +256,13 @@ def _in_bubbles(parts: _Parts) -> Problem:
         stage_tail_ms=tuple(tail_ms + after_ms for tail_ms in decoder.stage_tail_ms),
         encoders=(beside,),
     )
+
+
+def _count_per_pass(strategy: Strategy) -> int:
+    """Of a decoder replica's micro-batches, those that one pass of the encoder in bubbles takes."""
+    arrangement = strategy.arrangement
+    assert arrangement is not None
+    return arrangement.num_beside(strategy.tp, strategy.cp) * arrangement.encoder.mbs // strategy.mbs
 
 
 def _hold_beside(parts: _Parts, kept_bytes: float, kept_on_first_bytes: float) -> Problem:
