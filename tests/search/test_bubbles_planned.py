@@ -18,6 +18,7 @@ from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.planner.plan import parse_plan
 from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.reports.page.pictures import map_layout
 
 BUBBLES = Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 8, 1))
 
@@ -37,6 +38,11 @@ def test_one_strategy_placed_and_read_back() -> None:
     estimate = evaluate(costs, plan)
     assert estimate.step_ms == found.step_ms
     assert parse_plan(estimate.plan_document(), job, "file") == plan
+    # two micro-batches of a sample cross at once, each token of 512 numbers of two bytes
+    drawn = map_layout(estimate, job.model)
+    assert drawn is not None
+    assert (drawn.per, drawn.size_bytes) == ("pass", 2 * job.workload.image_tokens_per_sample * 512 * 2)
+    assert 0 < drawn.backward_ms <= drawn.forward_ms
     # phases of the same sizes do not hide what bubbles do
     phases = replace(BUBBLES, arrangement=shared("phases", 1, 8, 1))
     assert found.step_ms < place(build_problem(costs, phases)).step_ms
