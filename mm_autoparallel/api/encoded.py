@@ -69,7 +69,7 @@ class EncodedPlaceResult(Found):
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without an order its figures are null and `reason` says why there is none."""
         from mm_autoparallel.pipeline.placement.bubbles.compare import features_bytes
-        from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
+        from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
 
         found = self.result
         document = self.describe_search(found.decoder)

@@ -8,65 +8,11 @@ of their own. Of each micro-batch the decoder's first forward waits for every en
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
-
-EncoderRun = Literal["bubbles", "prefetch", "cached"]
-"""bubbles: for this step, when the order says. prefetch: for the next step, at any time. cached: read, not run."""
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """One encoder, cut into J stages; times and bytes are of one of its passes through one stage.
-
-    forward_ms, backward_ms, static_bytes, activation_bytes: [J]; no backward at all: it is frozen.
-    pipelines: [n][J] the devices of each, which take passes in turn; those from the decoder's `num_stages` on are its
-    own. microbatches_per_pass: of the decoder's; the last pass takes what is left.
-    feed_ms: from its last stage to the decoder's first, or to the encoder that follows it, and back: network and
-    resharding, which occupy no device. stage_hop_ms: between its stages.
-    activation_bytes: kept from a forward until its backward has ended; of a frozen one while the forward runs.
-    output_bytes: of one pass that feeds the decoder, kept on its first device for as many passes as may be ahead.
-    most_ahead: how many passes may be between the start of their forward and the end of the decoder's first forward
-    of them (None: any number). follows: the encoder whose outputs it takes, empty: none.
-    limit_bytes: what each device of its own holds at most. prefetch_depth: steps ahead. read_ms_per_byte: of its cache.
-    """
-
-    name: str
-    forward_ms: tuple[float, ...]
-    backward_ms: tuple[float, ...]
-    pipelines: tuple[tuple[int, ...], ...]
-    run: EncoderRun = "bubbles"
-    microbatches_per_pass: int = 1
-    feed_ms: float = 0.0
-    stage_hop_ms: float = 0.0
-    static_bytes: tuple[float, ...] = ()
-    activation_bytes: tuple[float, ...] = ()
-    output_bytes: float = 0.0
-    most_ahead: int | None = None
-    follows: str = ""
-    limit_bytes: float = float("inf")
-    prefetch_depth: int = 1
-    read_ms_per_byte: float = 0.0
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.forward_ms)
-
-    @property
-    def is_frozen(self) -> bool:
-        return not any(self.backward_ms)
-
-    def num_passes(self, num_microbatches: int) -> int:
-        """Forwards of one step."""
-        return -(-num_microbatches // self.microbatches_per_pass)
-
-    def microbatches_of(self, index: int, num_microbatches: int) -> range:
-        """The decoder's micro-batches of one pass."""
-        first = index * self.microbatches_per_pass
-        return range(first, min(first + self.microbatches_per_pass, num_microbatches))
 
 
 @dataclass(frozen=True)

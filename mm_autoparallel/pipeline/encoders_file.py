@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder, check_encoders, deal_pipelines
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders, deal_pipelines
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, Sizes, Times, problem_from_entry, read_entry, spread
 from mm_autoparallel.records import Count, Few, Name, Noun, Size, Time, TimePerByte

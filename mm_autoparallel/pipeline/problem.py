@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.dominance import Dominance
+from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.footprint import Beside, Footprint
 from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
@@ -150,6 +151,7 @@ class Problem:
     orders: of each stage where the schedule is `given`, in the text form of schedules/action.py.
     context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
     beside: what of these each stage holds of blocks that are none of the chain's (empty: nothing).
+    encoders: whose work runs beside the pipeline (encoders.py); placements then have orders with their passes.
     host_limit_bytes[s] (empty: no limit): what stage s may keep on its host at most, which is Σ host_static of its
     blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
     """
@@ -173,6 +175,7 @@ class Problem:
     orders: Annotated[tuple[str, ...], SAME] = ()
     pair_overlap_fraction: Annotated[float, MORE] = 0.0
     beside: Annotated[tuple[Beside, ...], SAME] = ()
+    encoders: Annotated[tuple[Encoder, ...], SAME] = ()
 
     @property
     def splits(self) -> bool:
@@ -226,7 +229,8 @@ class Problem:
 @dataclass(frozen=True)
 class Placement:
     """`layers[k][e]` of chain block e are held by virtual stage k; `modes[k][e]` says how many of those run in each of
-    the block's modes, in their order. orders: what each stage runs, one text a stage, where the schedule is `free`."""
+    the block's modes, in their order. orders: what each stage runs, one text a stage, where the schedule is `free` or
+    encoders run beside it."""
 
     layers: tuple[tuple[int, ...], ...]
     modes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -240,7 +244,7 @@ def has_same_counts(problem: Problem, other: Problem) -> bool:
     def counted(of: Problem) -> object:
         blocks = tuple((block.count, block.within, tuple(mode.name for mode in block.modes)) for block in of.chain)
         has_order = find_schedule(of.schedule, of.num_chunks).given_by == "placement"
-        return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches
+        return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches, len(of.encoders)
 
     return counted(problem) == counted(other)
 

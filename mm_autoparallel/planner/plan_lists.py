@@ -253,14 +253,15 @@ def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...
     """`order` as one text a stage, where the schedule is one whose plans have it. Raises Refused where it is missing or
     no lists of words; whether they are a whole order that ends, the simulator says."""
     schedule = SCHEDULES.get(strategy.schedule)
-    if schedule is None or schedule.given_by != "placement":
+    in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
+    if not in_bubbles and (schedule is None or schedule.given_by != "placement"):
         return ()
     order = document.get("order")
     if not isinstance(order, list) or len(order) != strategy.pp:
         told = "is missing" if order is None else f"is {describe_value(order)}"
+        what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"
         raise Refused(
-            f'order {told}; with schedule {strategy.schedule} a list of actions ("0F0") for each of the '
-            f"{strategy.pp} stages is expected"
+            f'order {told}; with {what} a list of actions ("0F0") for each of the {strategy.pp} stages is expected'
         )
     for stage, words in enumerate(order):
         if not isinstance(words, list) or not all(isinstance(word, str) and word.strip() for word in words):

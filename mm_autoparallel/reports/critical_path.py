@@ -29,12 +29,14 @@ class PathShare:
 
 @dataclass(frozen=True)
 class PathShares:
-    """The longest path: its stages, the transfers on it, and the tail of `end_stage`. Together they are the step."""
+    """The longest path: its stages, the transfers on it, the tail of `end_stage`, and what encoders beside the pipeline
+    and ways to and from them are of it. Together they are the step."""
 
     stages: tuple[PathShare, ...]
     transfers_ms: float
     end_stage: int
     tail_ms: float
+    beside_ms: float = 0.0
 
 
 def share_path(timeline: Timeline) -> PathShares:
@@ -55,7 +57,8 @@ def share_path(timeline: Timeline) -> PathShares:
         num_backwards = int(path.backward[mine].sum()) + num_pairs + num_inputs
         shares.append(PathShare(stage, num_forwards, num_backwards, num_weights, float(time_ms)))
     hops_ms = np.dot(path.hop_forward, loads.hop_forward_ms) + np.dot(path.hop_backward, loads.hop_backward_ms)
-    return PathShares(tuple(shares), float(hops_ms), path.end_stage, float(loads.tail_ms[path.end_stage]))
+    tail_ms = float(loads.tail_ms[path.end_stage])
+    return PathShares(tuple(shares), float(hops_ms), path.end_stage, tail_ms, path.beside_ms)
 
 
 def describe_path(timeline: Timeline) -> str:
@@ -69,6 +72,7 @@ def describe_path(timeline: Timeline) -> str:
     ]  # fmt: skip
     parts += [
         (shares.transfers_ms, "in transfers"),
+        (shares.beside_ms, "in encoders beside the pipeline, with the ways to and from them"),
         (shares.tail_ms, f"after the last backward of stage {shares.end_stage}"),
     ]
     parts.sort(key=lambda part: -part[0])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder, deal_pipelines
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem, deal_pipelines
 from mm_autoparallel.pipeline.placement.bubbles.compare import compare, steps_by_cap
 from mm_autoparallel.pipeline.placement.bubbles.run import place_encoded
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem

@@ -14,9 +14,9 @@ import time
 
 from encoder_bubbles import CASES, make
 
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
 from mm_autoparallel.pipeline.placement.bubbles.run import place_encoded
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks
 
 
 def run(tasks: Tasks, words: Words, stretch: float) -> float:

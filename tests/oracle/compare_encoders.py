@@ -14,8 +14,8 @@ from encoder_orders import Document
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.encoders_file import EncodedProblemEntry, problem_from_any
-from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
 from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
+from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
 
 
 class Outcome(NamedTuple):

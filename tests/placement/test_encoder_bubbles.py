@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder, check_encoders, deal_pipelines
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders, deal_pipelines
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed
 from mm_autoparallel.pipeline.placement.bubbles.compare import compare, features_bytes, prefetched_ms, steps_by_cap
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
-from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
-from mm_autoparallel.pipeline.placement.bubbles.play import Player
 from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
-from mm_autoparallel.pipeline.placement.bubbles.tasks import list_tasks
+from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
+from mm_autoparallel.pipeline.simulate.encoders.play import Player
+from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 
@@ -196,6 +198,7 @@ def test_prefetched_and_cached_features() -> None:
 
 def test_a_free_order_is_no_longer() -> None:
     """Whole backwards in any order: memory that the named schedule fills, or twice that."""
+    compile_orders()
     named = place_encoded(EncodedProblem(decoder(3, 6), (encoder(3, 6.0, 12.0),)))
     free = place_encoded(EncodedProblem(decoder(3, 6, "free", 6.0), (encoder(3, 6.0, 12.0),)), time_limit_s=20.0)
     assert free.step_ms < named.step_ms

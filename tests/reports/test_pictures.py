@@ -26,7 +26,7 @@ def test_an_encoder_on_ranks_of_its_own() -> None:
     assert (found.encoder.num_layers, found.decoder.num_layers) == (2, 4)
     assert found.encoder.sizes == {"PP": 1, "TP": 1, "CP": 1, "DP": 4, "MBS": 1}
     assert found.pairs == ((0, 0), (1, 0), (2, 0), (3, 0))
-    assert not found.whole_step
+    assert found.per == "micro_batch"
     # four samples of 256 patches, 64 of which make a token of 512 numbers of two bytes
     tokens = JOB.workload.image_tokens_per_sample
     assert found.size_bytes == 4 * tokens * 512 * 2
@@ -40,7 +40,7 @@ def test_an_encoder_in_phases_is_on_the_decoders_ranks() -> None:
     assert found.encoder.replicas == tuple((str(rank),) for rank in range(8))
     assert found.decoder.replicas == (("0–1", "4–5"), ("2–3", "6–7"))
     assert found.pairs == tuple((rank, rank // 4) for rank in range(8))
-    assert found.whole_step
+    assert found.per == "step"
     assert found.size_bytes == 12 * JOB.workload.image_tokens_per_sample * 512 * 2
     assert found.forward_ms == estimate.provenance["crossing"]["forward_ms"] > 0
 

@@ -23,11 +23,14 @@ from mm_autoparallel.model.costs.resharding import (
     cross_between_ranks,
     cross_in_phases,
     cross_on_shared_ranks,
+    cross_to_first_stage,
 )
 from mm_autoparallel.model.costs.scales import PIPELINE, CostScales
 from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.operators.operators import ELEMENT_BYTES
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import deal_pipelines
 from mm_autoparallel.pipeline.footprint import Beside, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
@@ -79,6 +82,8 @@ def build_arranged(
     parts = _Parts(known, strategy, arrangement, encoder, decoder, size_bytes, scales.factor(PIPELINE))
     if arrangement.in_phases:
         return _in_phases(parts)
+    if arrangement.in_bubbles:
+        return _in_bubbles(parts)
     return _apart(parts) if arrangement.apart else _inline(parts)
 
 
@@ -107,9 +112,11 @@ def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
 
 
 def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Crossing:
-    """From the encoder's ranks to the decoder's. size_bytes: handed_on_bytes."""
+    """From the encoder's ranks to the decoder's, in bubbles of one pass. size_bytes: handed_on_bytes."""
     arrangement, basis = strategy.arrangement, (known.cluster, known.network)
     assert arrangement is not None
+    if arrangement.in_bubbles:
+        return cross_to_first_stage(*basis, strategy, _count_per_pass(strategy) * size_bytes)
     if arrangement.in_phases:
         return cross_in_phases(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
     if arrangement.apart:
@@ -119,10 +126,13 @@ def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Cr
 
 def crossing_document(known: CostModel, strategy: Strategy) -> dict[str, Any]:
     """The crossing of an arrangement as provenance tells it: of one micro-batch of a decoder's replica, in phases of
-    the whole step."""
-    arrangement, size_bytes = strategy.arrangement, handed_on_bytes(known, strategy)
+    the whole step, in bubbles of one pass."""
+    arrangement, size_bytes, count = strategy.arrangement, handed_on_bytes(known, strategy), 1
     assert arrangement is not None
-    count = strategy.num_microbatches(known.workload.global_batch_size) if arrangement.in_phases else 1
+    if arrangement.in_phases:
+        count = strategy.num_microbatches(known.workload.global_batch_size)
+    elif arrangement.in_bubbles:
+        count = _count_per_pass(strategy)
     return {"size_bytes": count * size_bytes, **asdict(find_crossing(known, strategy, size_bytes))}
 
 
@@ -204,28 +214,75 @@ def _in_phases(parts: _Parts) -> Problem:
     held_bytes = 0.0 if again else num_calls * kept_bytes
     own_bytes = num_calls * own.mbs * parts.size_bytes / strategy.mbs
     arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * parts.size_bytes
+    working_bytes = max(block.transient_bytes for block in first) + (kept_bytes if again else 0.0)
+    return replace(
+        _hold_beside(parts, held_bytes + own_bytes, held_bytes + max(own_bytes, arrived_bytes)),
+        chain=tuple(_with_room(block, working_bytes, _least_kept(block)) if block.layer else block for block in second),
+        stage_tail_ms=tuple(tail_ms + phases_ms for tail_ms in decoder.stage_tail_ms),
+    )
+
+
+def _in_bubbles(parts: _Parts) -> Problem:
+    """A pass is made on the ranks of one stage by all encoder replicas there, passes are dealt to stages in turn."""
+    known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
+    first, second = parts.blocks
+    own, run = parts.arrangement.encoder, parts.arrangement.encoder_run
+    number = _count_per_pass(strategy)
+    pass_bytes = number * parts.size_bytes
+    crossing = find_crossing(known, strategy, parts.size_bytes)
+    trains = any(block.backward_ms for block in first)
+    forward_ms, backward_ms = (
+        encoder.time_factors[0] * sum(block.count * getattr(block, name) for block in first)
+        for name in ("forward_ms", "backward_ms")
+    )
+    arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * parts.size_bytes
+    after_ms = sum(block.count * block.tail_ms for block in first) + encoder.stage_tail_ms[0]
+    after_ms -= known.calibration.figures.step_ms
+    working_bytes = max(block.transient_bytes for block in first)
+    beside = Encoder(
+        own.name,
+        (forward_ms,),
+        (backward_ms,),
+        deal_pipelines(decoder.num_stages, 1),
+        "prefetch" if run == "prefetch" else "bubbles",
+        number,
+        feed_ms=parts.factor * (max(crossing.forward_ms, crossing.backward_ms) if trains else crossing.forward_ms),
+        static_bytes=(0.0,),  # in stage_static_bytes
+        activation_bytes=(sum(block.count * block.activation_bytes for block in first),),
+    )
+    return replace(
+        _hold_beside(parts, pass_bytes, arrived_bytes),
+        chain=tuple(_with_room(block, working_bytes, 0.0) if block.layer else block for block in second),
+        stage_tail_ms=tuple(tail_ms + after_ms for tail_ms in decoder.stage_tail_ms),
+        encoders=(beside,),
+    )
+
+
+def _count_per_pass(strategy: Strategy) -> int:
+    """Of a decoder replica's micro-batches, those that one pass of the encoder in bubbles takes."""
+    arrangement = strategy.arrangement
+    assert arrangement is not None
+    return arrangement.num_beside(strategy.tp, strategy.cp) * arrangement.encoder.mbs // strategy.mbs
+
+
+def _hold_beside(parts: _Parts, kept_bytes: float, kept_on_first_bytes: float) -> Problem:
+    """The decoder's problem, whose devices hold the encoder's weights too, and what of it is kept through the step."""
+    first, second = parts.blocks
     prints = [(block.footprint, block.count) for block in first if block.footprint]
     weight_bytes, gradient_bytes, optimizer_bytes = (
         sum(count * getattr(held, name) for held, count in prints)
         for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes")
     )
     beside = tuple(
-        Beside(
-            weight_bytes,
-            gradient_bytes,
-            optimizer_bytes,
-            held_bytes + (own_bytes if stage else max(own_bytes, arrived_bytes)),
-        )
-        for stage in range(decoder.num_stages)
+        Beside(weight_bytes, gradient_bytes, optimizer_bytes, kept_bytes if stage else kept_on_first_bytes)
+        for stage in range(parts.decoder.num_stages)
     )
-    working_bytes = max(block.transient_bytes for block in first) + (kept_bytes if again else 0.0)
     step_bytes = sum(block.count * block.step_bytes for block in first)
     step_bytes += max(block.step_once_bytes for block in first)
     communicator_bytes = parts.communicator_bytes()
     once_bytes = _held_once_bytes([*first, *second])
     return replace(
-        decoder,
-        chain=tuple(_with_room(block, working_bytes) if block.layer else block for block in second),
+        parts.decoder,
         stage_static_bytes=tuple(
             parts.context_bytes
             + communicator_bytes
@@ -234,7 +291,6 @@ def _in_phases(parts: _Parts) -> Problem:
             + max(held.kept_bytes, step_bytes)  # the optimizer's step comes when nothing is kept
             for held in beside
         ),
-        stage_tail_ms=tuple(tail_ms + phases_ms for tail_ms in decoder.stage_tail_ms),
         communicator_bytes=communicator_bytes,
         beside=beside,
     )
@@ -259,11 +315,15 @@ def _delay(blocks: Sequence[ChainBlock], index: int, forward_ms: float, backward
     return tuple(changed)
 
 
-def _with_room(block: ChainBlock, working_bytes: float) -> ChainBlock:
-    """A layer of the decoder beside which an encoder may work that needs working_bytes: in flight there is at least
-    what a layer keeps in any mode."""
-    least_bytes = min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
-    more_bytes, held = working_bytes - least_bytes, block.footprint
+def _least_kept(block: ChainBlock) -> float:
+    """What one of these layers keeps in any mode at least, of each micro-batch in flight."""
+    return min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
+
+
+def _with_room(block: ChainBlock, working_bytes: float, spare_bytes: float) -> ChainBlock:
+    """A layer of the decoder beside which an encoder may work that needs working_bytes. spare_bytes: what the decoder
+    then keeps less of than at its peak, at least: in phases nothing is in flight."""
+    more_bytes, held = working_bytes - spare_bytes, block.footprint
     return replace(
         block,
         transient_bytes=max(block.transient_bytes, more_bytes),

@@ -47,19 +47,36 @@ class LeastSteps:
         arrangement = strategy.arrangement
         assert arrangement is not None
         least = self._least_part_ms(strategy.of_encoder(), False), self._least_part_ms(strategy.of_decoder(), True)
+        if arrangement.in_bubbles:  # devices share all work, and passes of either may lie where the other's do not
+            return max(self._least_beside_ms(strategy), *least)
         return max(least) if arrangement.apart else sum(least)
+
+    def _least_beside_ms(self, strategy: Strategy) -> float:
+        """Passes of the encoder, and the decoder's layers, shared out evenly among the stages."""
+        arrangement, decoder = strategy.arrangement, strategy.of_decoder()
+        assert arrangement is not None
+        passes_ms = self._sum_part_ms(strategy.of_encoder(), False)[0] / arrangement.encoder.mbs
+        passes_ms /= arrangement.num_beside(decoder.tp, decoder.cp)
+        samples = self._costs.job.workload.global_batch_size // decoder.dp
+        each_ms = passes_ms + self._sum_part_ms(decoder, True)[0] / decoder.mbs
+        return samples * each_ms / decoder.pp * (1.0 - ROUNDING_FRACTION)
 
     def least_decoder_ms(self, decoder: Strategy) -> float:
         """No strategy with this decoder and whatever arrangement is below. Raises as least_ms."""
         return self._least_part_ms(decoder, True)
 
     def _least_part_ms(self, part: Strategy, is_decoder: bool) -> float:
-        decodes, batch = self._costs.chain.modalities[-1], self._costs.job.workload.global_batch_size
+        total_ms, largest_ms = self._sum_part_ms(part, is_decoder)
+        each_ms = max(total_ms / part.pp, largest_ms)
+        number = self._costs.job.workload.global_batch_size // (part.dp * part.mbs)
+        return each_ms * number * (1.0 - ROUNDING_FRACTION)
+
+    def _sum_part_ms(self, part: Strategy, is_decoder: bool) -> tuple[float, float]:
+        """What all blocks of a module take for one micro-batch, and the largest of them."""
+        decodes = self._costs.chain.modalities[-1]
         pairs = zip(self._costs.chain.blocks, self._costs.look_up(part), strict=True)
         held = [(b.count, _sum_passes(cost)) for b, cost in pairs if (b.modality == decodes) == is_decoder]
-        evenly_ms = sum(count * passes_ms for count, passes_ms in held) / part.pp
-        each_ms = max(evenly_ms, max(passes_ms for _, passes_ms in held))
-        return each_ms * (batch // (part.dp * part.mbs)) * (1.0 - ROUNDING_FRACTION)
+        return sum(count * passes_ms for count, passes_ms in held), max(passes_ms for _, passes_ms in held)
 
     def _sum_scale(self, modality: str, num_microbatches: int) -> float:
         """The factors on a block's times, summed over all micro-batches."""

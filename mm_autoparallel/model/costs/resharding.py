@@ -107,10 +107,19 @@ def cross_in_phases(
         return Crossing(pixels_ms + outputs_ms + lengths_ms, outputs_ms)
     if decoder.pp == 1:
         return cross_on_shared_ranks(cluster, network, strategy, step_bytes)
+    return cross_to_first_stage(cluster, network, strategy, step_bytes)
+
+
+def cross_to_first_stage(
+    cluster: Cluster, network: NetworkProfile | None, strategy: Strategy, size_bytes: float
+) -> Crossing:
+    """From an encoder on the ranks of any stage to those of the decoder's first. size_bytes: of what crosses, whole."""
+    decoder = strategy.of_decoder()
+    width = decoder.tp * decoder.cp
     reached = next((level for level in cluster.levels if level.num_devices >= decoder.world_size), cluster.levels[-1])
     line = hop_line(reached, network)
-    moved_ms = line.latency_ms + step_bytes / width / line.bandwidth_bytes_per_s * 1e3
-    gather_ms = group_of(cluster.levels, decoder, "TP", network).all_gather_ms(step_bytes)
+    moved_ms = line.latency_ms + size_bytes / width / line.bandwidth_bytes_per_s * 1e3
+    gather_ms = group_of(cluster.levels, decoder, "TP", network).all_gather_ms(size_bytes)
     return Crossing(moved_ms + gather_ms, moved_ms)
 
 

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 
 ModuleKind = Literal["chain", "colocated", "disaggregated"]
 MODULE_KINDS: tuple[ModuleKind, ...] = get_args(ModuleKind)
-EncoderRun = Literal["inline", "phases", "recomputed_phases"]
+EncoderRun = Literal["inline", "phases", "recomputed_phases", "bubbles", "prefetch"]
 ENCODER_RUNS: tuple[EncoderRun, ...] = get_args(EncoderRun)
-UNPLANNED_RUNS = ("bubbles", "prefetch", "cached")
+UNPLANNED_RUNS = ("cached",)
 """Ways to run an encoder that result files may name and nothing here plans yet."""
 
 
@@ -43,7 +43,9 @@ class Arrangement:
 
     colocated: on the decoder's devices; inline, before and after it in every micro-batch; in phases, all the step's
     forwards before the pipeline and all its backwards after it; in recomputed phases, where it keeps outputs alone and
-    runs once more before its backwards. disaggregated: on ranks of its own, as the pipeline's first stages (inline).
+    runs once more before its backwards; in bubbles, in the time that the decoder's pipeline leaves; as prefetch, there
+    too and for the next step, where it is frozen. disaggregated: on ranks of its own, as the pipeline's first stages
+    (inline).
     """
 
     kind: ModuleKind
@@ -56,13 +58,28 @@ class Arrangement:
         return self.kind == "disaggregated"
 
     @property
-    def in_phases(self) -> bool:
-        """Whether the encoder runs before and after the pipeline, and none of its layers is on a stage."""
+    def away(self) -> bool:
+        """Whether none of the encoder's layers is on a stage: it runs before, after or beside the pipeline."""
         return self.encoder_run != "inline"
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether it runs before and after the pipeline."""
+        return self.encoder_run in ("phases", "recomputed_phases")
+
+    @property
+    def in_bubbles(self) -> bool:
+        """Whether its passes run between those of the pipeline, in an order that plans have."""
+        return self.encoder_run in ("bubbles", "prefetch")
 
     @property
     def name(self) -> str:
         """`disaggregated, vision PP 1 TP 1 DP 2`."""
-        of, run = self.encoder, {"inline": "", "phases": " in phases", "recomputed_phases": " in recomputed phases"}
-        each = f" MBS {of.mbs}" if self.in_phases else ""
-        return f"{self.kind}{run[self.encoder_run]}, {of.name} PP {of.pp} TP {of.tp} DP {of.dp}{each}"
+        of, run = self.encoder, self.encoder_run.replace("_", " ")
+        told = {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
+        each = f" MBS {of.mbs}" if self.away else ""
+        return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp} DP {of.dp}{each}"
+
+    def num_beside(self, tp: int, cp: int) -> int:
+        """Of a decoder of so many ranks a stage: encoder replicas that lie on the ranks of one of its stages."""
+        return tp * cp // self.encoder.tp

@@ -90,6 +90,11 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
     part = model.encoders[0]
     if encoder.pp > part.layers.num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {part.name} has {part.layers.num_layers}"
+    if arrangement.encoder_run == "prefetch" and trains:
+        yield (
+            "prefetch makes features in another step, with other weights, and this encoder or its projector trains; "
+            "freeze both, or run it in bubbles"
+        )
     for reason in division_reasons(model, workload, strategy.of_encoder(), (part.name,)):
         yield f"of the encoder: {reason}"
 
@@ -98,8 +103,8 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
     encoder, decoder = arrangement.encoder, strategy.of_decoder()
     if encoder.cp > 1:
         yield f"the encoder's CP is {encoder.cp}; an image is one span of attention, which nothing here divides"
-    if arrangement.apart and arrangement.in_phases:
-        yield "an encoder on ranks of its own runs with each micro-batch (inline); phases are of shared devices"
+    if arrangement.apart and arrangement.away:
+        yield "an encoder on ranks of its own runs with each micro-batch (inline); other runs are of shared devices"
     if not arrangement.apart and encoder.pp > 1:
         yield f"encoder PP {encoder.pp}: on the decoder's devices every device holds the whole encoder, so its PP is 1"
     if max(encoder.dp, decoder.dp) % min(encoder.dp, decoder.dp):
@@ -121,7 +126,9 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
 
 def _break_batch(workload: Workload, arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
     encoder = arrangement.encoder
-    if arrangement.in_phases:
+    if arrangement.in_bubbles:
+        yield from _break_passes(workload, arrangement, decoder)
+    elif arrangement.in_phases:
         if workload.global_batch_size % (encoder.dp * encoder.mbs):
             yield (
                 f"global_batch_size {workload.global_batch_size} is no multiple of the encoder's DP {encoder.dp} x "
@@ -131,6 +138,28 @@ def _break_batch(workload: Workload, arrangement: Arrangement, decoder: Strategy
         yield (
             f"a micro-batch of all replicas has MBS {decoder.mbs} x DP {decoder.dp} samples, which the encoder's DP "
             f"{encoder.dp} must divide into its MBS, and that is {encoder.mbs}"
+        )
+
+
+def _break_passes(workload: Workload, arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+    """Of one pass, which the encoder's replicas on the ranks of one stage make together."""
+    encoder, width = arrangement.encoder, decoder.tp * decoder.cp
+    if decoder.pp == 1:
+        yield "a decoder of one stage leaves no bubbles; inline would do"
+    if width % encoder.tp:
+        yield f"the encoder's TP {encoder.tp} does not divide the {width} ranks of a decoder stage, where it runs"
+        return
+    samples = arrangement.num_beside(decoder.tp, decoder.cp) * encoder.mbs
+    count = decoder.num_microbatches(workload.global_batch_size)
+    if samples % decoder.mbs or count % (samples // decoder.mbs):
+        yield (
+            f"a pass of the encoder takes {samples} samples, which must be whole micro-batches of {decoder.mbs}, and "
+            f"a divisor of the {count} of a step"
+        )
+    elif count * decoder.mbs < decoder.pp * samples:
+        yield (
+            f"a step has {count * decoder.mbs // samples} passes of {samples} samples, and each of the {decoder.pp} "
+            "stages runs one at least"
         )
 
 

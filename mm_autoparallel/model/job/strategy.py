@@ -93,8 +93,8 @@ class Strategy:
 
     @property
     def away(self) -> str:
-        """The encoder that runs before and after the pipeline, of which no stage holds layers; empty: none does."""
-        return self.arrangement.encoder.name if self.arrangement and self.arrangement.in_phases else ""
+        """The encoder that runs before, after or beside the pipeline, of which no stage holds layers; empty: none."""
+        return self.arrangement.encoder.name if self.arrangement and self.arrangement.away else ""
 
     def of_decoder(self) -> Strategy:
         """Where an encoder has sizes of its own, the decoder's by themselves; else this very one."""

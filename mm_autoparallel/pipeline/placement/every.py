@@ -18,6 +18,8 @@ def list_placements(problem: Problem, most: int = MOST) -> list[Placement] | Non
 
     A way to cut the chain leaves to each virtual stage, of each group of n layers with m modes, (n + m over m) choices.
     """
+    if problem.encoders:  # each in many orders
+        return None
     units = cut_into_units(problem)
     cuts, count = [], 0
     for boundaries in _cuts(units):

@@ -51,6 +51,10 @@ def place(
     used, in their order; where some are left out, a search without a limit may have no end.
     Raises JobError where the problem contradicts itself (pins against the order).
     """
+    if problem.encoders:
+        from mm_autoparallel.pipeline.placement.bubbles.placing import place_beside  # loads OR-Tools
+
+        return place_beside(problem, time_limit_s, should_stop, min(cutoff_ms, latest_cutoff_ms()), gap_fraction)
     given_by = find_schedule(problem.schedule, problem.num_chunks).given_by
     if given_by == "placement":
         from mm_autoparallel.pipeline.placement.orders.placing import place_orders  # loads OR-Tools

@@ -13,10 +13,11 @@ def check_placement(problem: Problem, placement: Placement) -> None:
     num_virtual, chain = problem.num_virtual_stages, problem.chain
     if len(placement.layers) != num_virtual or len(placement.modes) != num_virtual:
         raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
-    is_free = find_schedule(problem.schedule, problem.num_chunks).given_by == "placement"
+    is_free = find_schedule(problem.schedule, problem.num_chunks).given_by == "placement" or bool(problem.encoders)
     if is_free != bool(placement.orders):
         found, needs = ("no", "needs one text a stage") if is_free else ("an", "takes none: its order is known")
-        raise PlanError(f"the placement has {found} order, and schedule {problem.schedule} {needs}")
+        what = "a pipeline with encoders" if problem.encoders else f"schedule {problem.schedule}"
+        raise PlanError(f"the placement has {found} order, and {what} {needs}")
     position = 0
     flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
     for k in range(num_virtual):

@@ -78,7 +78,7 @@ def graph_of(problem: Problem, placement: Placement | None = None) -> TaskGraph:
         problem.num_chunks,
         problem.num_microbatches,
         microbatch_classes(problem)[0],
-        problem.orders or (placement.orders if placement is not None else ()),
+        problem.orders or (placement.orders if placement is not None and not problem.encoders else ()),
     )
 
 

@@ -21,6 +21,7 @@ from mm_autoparallel.pipeline.footprint import Beside, Footprint, sum_held_once
 from mm_autoparallel.pipeline.laid_out import lay_out
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, WEIGHT
+from mm_autoparallel.pipeline.simulate.encoders.orders import encoders_peak_bytes
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, distinct_rows
 from mm_autoparallel.pipeline.simulate.loads import sum_step_bytes
 
@@ -31,7 +32,8 @@ Held = tuple[ChainBlock, int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of one stage at its fullest moment. The parts add up to the peak that is held against the limit.
+    """Bytes of one stage at its fullest moment. The parts add up to the peak that is held against the limit; beside
+    encoders they may add up to more, for what those keep most of is counted whenever it is.
 
     activation_bytes: kept for backward. restored_bytes: what the layer in a mode that is at work kept less of, made or
     fetched again beside what it kept.
@@ -187,11 +189,12 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
     footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
     best, best_kept = _fullest_moment(problem, placement, stage, moments, held)
     beside = problem.beside[stage] if problem.beside else Beside(0.0, 0.0, 0.0, 0.0)
+    encoders_bytes = encoders_peak_bytes(problem.encoders, placement.orders[stage]) if problem.encoders else 0.0
     memory = StageMemory(
         weight_bytes=sum(n * footprint.weight_bytes for footprint, n in footprints) + beside.weight_bytes,
         gradient_bytes=sum(n * footprint.gradient_bytes for footprint, n in footprints) + beside.gradient_bytes,
         optimizer_bytes=sum(n * footprint.optimizer_bytes for footprint, n in footprints) + beside.optimizer_bytes,
-        activation_bytes=best_kept + best.kept_bytes + beside.kept_bytes,
+        activation_bytes=best_kept + best.kept_bytes + beside.kept_bytes + encoders_bytes,
         restored_bytes=best.restored_bytes,
         transient_bytes=best.transient_bytes,
         workspace_bytes=sum_held_once(footprint for footprint, _ in footprints),

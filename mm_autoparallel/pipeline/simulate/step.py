@@ -29,7 +29,8 @@ class CriticalPath:
     forward, backward: [K, C] per virtual stage and class of micro-batches. input, weight: the same, [0, C] where the
     schedule parts no backward. pairs: of each pair of the graph, which forward and backward do not count. hop_forward,
     hop_backward: [K - 1].
-    end_stage: the stage whose last task (and tail) ends the step.
+    end_stage: the stage whose last task (and tail) ends the step. beside_ms: what encoders beside the pipeline, and
+    ways to and from them, are of it.
     """
 
     forward: Ints
@@ -40,6 +41,7 @@ class CriticalPath:
     hop_forward: Ints
     hop_backward: Ints
     end_stage: int
+    beside_ms: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +143,10 @@ def trace_critical_path(
 def simulate(problem: Problem, placement: Placement) -> Timeline:
     """Play `placement` exactly. Raises PlanError where it does not fit the problem; memory limits are reported, not
     enforced."""
+    if problem.encoders:
+        from mm_autoparallel.pipeline.simulate.encoders.step import simulate_encoded  # which builds on this file
+
+        return simulate_encoded(problem, placement)
     check_placement(problem, placement)
     graph = graph_of(problem, placement)
     loads = sum_loads(problem, placement)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.job.arrangement import MODULE_KINDS
+from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
@@ -30,6 +30,8 @@ from mm_autoparallel.validation import nearest
 
 _SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
 _SCHEDULE, _LAYOUT = "SCHEDULE", "LAYOUT"
+_LAYOUTS = (*MODULE_KINDS, *ENCODER_RUNS[1:])
+"""What a layout may be called: its kind, or how its encoder runs."""
 _LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
 """Sizes of which a job's search names a list."""
 
@@ -87,9 +89,9 @@ def parse_wish(text: str, flag: str = "--why-not") -> Wish:
         if name == _SCHEDULE:
             wish["schedule"] = value
         elif name == _LAYOUT:
-            if value not in MODULE_KINDS:
-                known = ", ".join(MODULE_KINDS)
-                raise JobError(f"{flag} {text!r}: {name} is {value!r}{nearest(value, MODULE_KINDS)}; known are {known}")
+            if value not in _LAYOUTS:
+                known = ", ".join(_LAYOUTS)
+                raise JobError(f"{flag} {text!r}: {name} is {value!r}{nearest(value, _LAYOUTS)}; known are {known}")
             wish["layout"] = value
         elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
             wish[name.lower()] = int(value)
@@ -152,7 +154,8 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
     named |= {"schedule": (wish["schedule"],)} if "schedule" in wish else {}
-    named |= {"layouts": (wish["layout"],)} if "layout" in wish else {}
+    if "layout" in wish:
+        named["layouts"] = ("colocated" if wish["layout"] in ENCODER_RUNS else wish["layout"],)
     for limits, outside in (
         (job.search, False),
         (job.search.model_copy(update=named), True),
@@ -182,6 +185,7 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
-    kind = strategy.arrangement.kind if strategy.arrangement else "chain"
-    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks, "layout": kind}
-    return all(own[name] == value for name, value in wish.items())
+    arrangement = strategy.arrangement
+    layouts = (arrangement.kind, arrangement.encoder_run) if arrangement else ("chain",)
+    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
+    return all(value in layouts if name == "layout" else own[name] == value for name, value in wish.items())

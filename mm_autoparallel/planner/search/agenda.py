@@ -184,4 +184,5 @@ def _has_none(pipeline: Pipeline) -> bool:
 def is_too_much(pipeline: Pipeline) -> bool:
     """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
     strategy = pipeline.strategies[0]
-    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER)
+    in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER or in_bubbles)

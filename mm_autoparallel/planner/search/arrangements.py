@@ -75,6 +75,16 @@ def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int,
             for mbs in divisors(batch // dp):
                 if mbs <= MOST_PHASE_SAMPLES:
                     yield _arrange(decoder, run, ModuleLayout(encoder.name, 1, tp, dp, mbs))
+        beside: tuple[EncoderRun, ...] = ("bubbles",) if trains else ("bubbles", "prefetch")
+        width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
+        fits = decoder.pp > 1 and decoder.vpp == 1 and width % tp == 0
+        for run in beside if fits and stack_reason(job.workload, "colocated", "bubbles") is None else ():
+            for num_taken in divisors(count):
+                if num_taken * decoder.pp > count:
+                    break
+                mbs, rest = divmod(num_taken * decoder.mbs * tp, width)
+                if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
+                    yield _arrange(decoder, run, ModuleLayout(encoder.name, 1, tp, dp, mbs))
 
 
 def _arrange(decoder: Strategy, run: EncoderRun, layout: ModuleLayout) -> Strategy:

@@ -116,9 +116,14 @@ class Caution:
             chain = [replace(block, step_bytes=0.0, step_once_bytes=0.0, step_shard_bytes=None) for block in chain]
         if any(block.step_bytes or block.step_once_bytes for block in chain):
             chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
+        encoders = tuple(
+            replace(each, activation_bytes=tuple(FRAGMENTED_FACTOR * kept for kept in each.activation_bytes))
+            for each in problem.encoders
+        )
         return replace(
             problem,
             chain=tuple(chain),
+            encoders=encoders,
             memory_limit_bytes=tuple(
                 limit / self._memory_fraction * fill * (1.0 + _ROUNDING_FRACTION)
                 for limit in problem.memory_limit_bytes

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.simulate.loads import graph_of, peak_bytes, sum_loads
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.candidate import Candidate
@@ -76,7 +76,7 @@ def _peak_of(pipeline: Pipeline) -> float | None:
     problem, placement = pipeline.problem, pipeline.placement
     if problem is None or placement is None:
         return None
-    peaks = peak_bytes(problem, sum_loads(problem, placement), graph_of(problem, placement))
+    peaks = simulate(problem, placement).peak_memory_bytes
     return float(peaks[np.argmax(peaks / np.array(problem.memory_limit_bytes))])
 
 

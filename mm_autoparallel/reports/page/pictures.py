@@ -45,7 +45,7 @@ def map_layout(estimate: Estimate, model: Model) -> Layout | None:
         forward_ms=crossing["forward_ms"],
         backward_ms=crossing["backward_ms"],
         blocks=crossing["blocks"],
-        whole_step=arrangement.in_phases,
+        per="step" if arrangement.in_phases else "pass" if arrangement.in_bubbles else "micro_batch",
     )
 
 

@@ -123,8 +123,8 @@ class Layout(Noun):
     """Where encoder and decoder run, and what goes between them.
 
     words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
-    exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, or where
-    `whole_step` of the step; forward_ms, backward_ms: how long that takes. blocks: both sides stand still meanwhile.
+    exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, pass of the
+    encoder or step, as `per` says; forward_ms, backward_ms: how long that takes. blocks: both sides stand still then.
     """
 
     words: str
@@ -135,7 +135,7 @@ class Layout(Noun):
     forward_ms: float
     backward_ms: float
     blocks: bool
-    whole_step: bool
+    per: Literal["micro_batch", "pass", "step"]
 
 
 class Spread(Noun):

@@ -154,8 +154,8 @@ export interface Numbers {
  * Where encoder and decoder run, and what goes between them.
  *
  * words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
- * exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, or where
- * `whole_step` of the step; forward_ms, backward_ms: how long that takes. blocks: both sides stand still meanwhile.
+ * exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, pass of the
+ * encoder or step, as `per` says; forward_ms, backward_ms: how long that takes. blocks: both sides stand still then.
  */
 export interface Layout {
   words: string;
@@ -166,7 +166,7 @@ export interface Layout {
   forward_ms: number;
   backward_ms: number;
   blocks: boolean;
-  whole_step: boolean;
+  per: "micro_batch" | "pass" | "step";
 }
 /**
  * An encoder or a decoder of sizes of its own. replicas: of the first ones the ranks of each stage, as text.

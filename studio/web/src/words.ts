@@ -97,6 +97,7 @@ const WORDS = {
   replica: ["replica", "副本"],
   drawn: ["drawn", "已绘出"],
   aMicroBatch: ["a micro-batch", "每微批"],
+  aPass: ["a pass of the encoder", "编码器每次"],
   aStep: ["a step", "每步"],
   there: ["there", "去程"],
   back: ["back", "回程"],

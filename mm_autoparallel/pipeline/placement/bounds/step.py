@@ -44,16 +44,22 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
 )
 from mm_autoparallel.pipeline.placement.bounds.many_chunks import bound_many_chunks
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import bound_one_chunk
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
+from mm_autoparallel.pipeline.simulate.encoders.tasks import decoder_on_devices
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
 
 def work_bound_ms(problem: Problem) -> float:
     """The bound that costs microseconds: work spread perfectly, memory left out (`work` above)."""
+    if problem.encoders:
+        encoded = part_encoders(problem)
+        return bound_all(encoded, work_bound_ms(encoded.decoder)) * (1.0 - ROUNDING_FRACTION)
     problem = relaxed(problem)
     factors = problem.time_factors
     total_ms = sum(tail_ms / factor for tail_ms, factor in zip(problem.stage_tail_ms, factors, strict=True))
@@ -86,6 +92,10 @@ def bound_step(
         if should_stop():
             raise Stopped
 
+    if problem.encoders:
+        encoded = part_encoders(problem)
+        bound = bound_step(decoder_on_devices(encoded), sharpen, should_stop)
+        return replace(bound, step_ms=bound_all(encoded, bound.step_ms) * (1.0 - ROUNDING_FRACTION), exact=False)
     if has_layouts(problem):
         return replace(_bound_layouts(problem, look), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)

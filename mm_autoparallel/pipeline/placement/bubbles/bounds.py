@@ -2,7 +2,8 @@
 
 *Lead*: the decoder's first forward waits for one pass of every encoder that feeds it, so all of the decoder's work lies
 behind that. *Way back*: where backwards are whole, the last of its first stage ends all of the decoder's work, and one
-backward pass of every trainable encoder follows it. *Loads*: a device runs all that lies on it, one after the other.
+backward pass of every trainable encoder follows it. *Loads*: a device runs all that lies on it, one after the other:
+passes of encoders are dealt to it whatever layers it holds, so of all ways to cut the chain the fullest device counts.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.laid_out import list_layouts, relaxed
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks
 
 Floats = NDArray[np.float64]
 
@@ -82,9 +85,29 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
         lead_ms(problem) + decoder_ms,
         lead_ms(problem) + decoder_ms - most_tail + after if after else 0.0,
         on_stages / decoder.num_stages,
+        _fullest_ms(problem, loads[: decoder.num_stages] + own_tails),
         float(loads.max()),
         read_ms(problem),
     )
+
+
+def _fullest_ms(problem: EncodedProblem, own_ms: Floats) -> float:
+    """What the fullest stage runs at least, however the decoder's layers are shared out, in no modes. own_ms: [P] what
+    it runs whatever it holds. With several chunks nothing."""
+    decoder = relaxed(problem.decoder)
+    if decoder.num_chunks > 1:
+        return 0.0
+    units = cut_into_units(decoder)
+    work_ms = decoder.num_microbatches * (units.forward_ms + units.backward_ms)[units.start]
+    tails_ms = units.tail_ms[units.start]
+    at = np.arange(len(units.start))
+    later = at[:, None] < at[None, :]
+    least = np.where(at == 0, 0.0, np.inf)
+    for stage, factor in enumerate(decoder.time_factors):
+        held = factor * (work_ms[None, :] - work_ms[:, None]) + tails_ms[None, :] - tails_ms[:, None] + own_ms[stage]
+        fullest = np.where(later, np.maximum(least[:, None], held), np.inf).min(axis=0)
+        least = np.where((at >= units.first[stage + 1]) & (at <= units.last[stage + 1]), fullest, np.inf)
+    return float(least[-1]) * (1.0 - 1e-9) if np.isfinite(least[-1]) else 0.0
 
 
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import encoder_loads_ms
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, write_words
 from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
-from mm_autoparallel.pipeline.placement.bubbles.tasks import DECODER, JOIN, Tasks, list_tasks
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, write_words
+from mm_autoparallel.pipeline.simulate.encoders.tasks import DECODER, JOIN, Tasks, list_tasks
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 

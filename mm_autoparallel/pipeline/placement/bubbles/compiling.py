@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, words_by_starts
-from mm_autoparallel.pipeline.placement.bubbles.tasks import list_tasks
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.signals import interrupted_by_signals
 
 

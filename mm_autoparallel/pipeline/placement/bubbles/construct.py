@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words, words_by_starts
-from mm_autoparallel.pipeline.placement.bubbles.tasks import DECODER, Tasks
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.tasks import DECODER, Tasks
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 
 #: Warmth of the start and of the end of a run, in parts of the step.
 WARM, COLD = 0.01, 0.0002

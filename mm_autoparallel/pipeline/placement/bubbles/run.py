@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders
-from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, lead_ms
 from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
 from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices, list_tasks
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices, list_tasks
 
 Floats = NDArray[np.float64]
 
@@ -67,11 +67,14 @@ def place_encoded(
     time_limit_s: float | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_better: Callable[[float], None] = lambda _: None,
+    cutoff_ms: float = np.inf,
+    gap_fraction: float = 0.0,
 ) -> EncodedResult:
     """The fastest order of `problem` that fits its devices, with a bound on all others.
 
     time_limit_s: wall time after which the best so far is returned; without one the search ends where it is proven, or
-    where its largest effort has not closed the gap. Raises JobError where the problem contradicts itself.
+    where its largest effort has not closed the gap. cutoff_ms: where nothing is below it, it ends with no order;
+    gap_fraction: it may end this close to the best. Raises JobError where the problem contradicts itself.
     """
     check_encoders(problem)
     compile_words()
@@ -85,10 +88,12 @@ def place_encoded(
     reason = _explain_own(problem)
     if reason:
         return EncodedResult(problem, "infeasible", infeasible_result(reason), np.inf, np.inf, 0.0, reason=reason)
-    found = place(decoder, None if time_limit_s is None else DECODER_FRACTION * time_limit_s, should_stop)
+    limit_s = None if time_limit_s is None else DECODER_FRACTION * time_limit_s
+    room_ms = max(0.0, cutoff_ms - lead_ms(problem))
+    found = place(decoder, limit_s, should_stop, cutoff_ms=room_ms, gap_fraction=gap_fraction)
     lower_ms = bound_all(problem, found.lower_bound_ms)
-    search = Search(problem, lower_ms, stop, on_better)
-    if found.placement is not None:
+    search = Search(problem, lower_ms, stop, on_better, gap_fraction)
+    if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
         search.look(found.placement, found.lower_bound_ms if search.is_free else found.step_ms)
         for reserve in _reserves(search, decoder, found.placement):
             other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)

@@ -12,13 +12,13 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed, read_ms
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.improve import anneal
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words, words_by_starts
 from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
-from mm_autoparallel.pipeline.placement.bubbles.tasks import list_tasks
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.tasks import list_tasks
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, overfull_hosts, peak_host_bytes
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -40,7 +40,9 @@ class Search:
         lower_ms: float,
         should_stop: Callable[[], bool],
         on_better: Callable[[float], None],
+        gap_fraction: float = 0.0,
     ) -> None:
+        self.gap_fraction = max(gap_fraction, OPTIMAL_GAP_FRACTION)
         self.problem, self.lower_ms, self.should_stop, self.on_better = problem, lower_ms, should_stop, on_better
         self.is_free = find_schedule(problem.decoder.schedule, problem.decoder.num_chunks).given_by == "placement"
         self.least_ms = read_ms(problem)
@@ -53,7 +55,7 @@ class Search:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to be found or shown."""
-        return self.step_ms <= self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION)
+        return self.step_ms <= self.lower_ms * (1.0 + self.gap_fraction)
 
     def look(
         self, placement: Placement, decoder_ms: float, num_runs: int = RUNS, num_moves: int = MOVES_PER_TASK
@@ -67,15 +69,16 @@ class Search:
         if bound_ms >= self.step_ms:
             return
         player = Player(tasks)
-        step_ms, words = construct(player, bound_ms, num_runs, self.should_stop, self.seed)
+        enough_ms = bound_ms * (1.0 + self.gap_fraction)
+        step_ms, words = construct(player, enough_ms, num_runs, self.should_stop, self.seed)
         if words is None:
             return
         if self.is_free:
             player, words = self._with_moves(placement, player, words)
         self.seed += 1
-        if step_ms > bound_ms * (1.0 + OPTIMAL_GAP_FRACTION) and num_moves:
+        if step_ms > bound_ms * (1.0 + self.gap_fraction) and num_moves:
             moves = num_moves * tasks.num_tasks
-            step_ms, words = anneal(player, words, moves, bound_ms, self.should_stop, self.seed)
+            step_ms, words = anneal(player, words, moves, enough_ms, self.should_stop, self.seed)
         if max(step_ms, self.least_ms) < self.step_ms:
             self.placed_bound_ms = bound_ms
             self._take(player, words, step_ms)
@@ -107,42 +110,48 @@ class Search:
             improved = self.step_ms < before_ms
 
     def close(self, decoder: Problem, found: PlacementResult) -> None:
-        """Where placements are few, bound the orders of each: what none goes below is the bound of all."""
+        """Where ways to cut the chain are few, bound the orders of each: what none goes below is the bound of all.
+
+        Layers in modes take no less time than without and may need less memory, so a cut is then bounded without modes,
+        memory aside."""
         units = cut_into_units(decoder)
         boundaries = _list_boundaries(units)
         if self.is_done or not boundaries or found.placement is None:
             return
         least_ms = np.inf
         for each in boundaries:
-            placement = replace(units.placement(each, [[] for _ in each[1:]]), orders=found.placement.orders)
+            placement = replace(
+                units.placement(each, [[0] * units.num_lanes for _ in each[1:]]), orders=found.placement.orders
+            )
             if not _is_lawful(decoder, placement):
                 continue
             timeline = simulate(decoder, placement)
             fits = not find_misfits(decoder, timeline.peak_memory_bytes, timeline.peak_host_bytes)
-            if fits or self.is_free:
+            if fits or self.is_free or units.num_lanes:
                 alone_ms = found.lower_bound_ms if self.is_free else timeline.step_ms
-                least_ms = min(least_ms, self._bound_orders(placement, alone_ms))
+                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not units.num_lanes))
             if self.should_stop():
                 return
         self.lower_ms = max(self.lower_ms, min(least_ms, self.step_ms))
 
-    def _bound_orders(self, placement: Placement, decoder_ms: float) -> float:
-        """What no order of this placement goes below; infinite where none fits, or none below the best step."""
+    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool) -> float:
+        """What no order of this placement goes below; infinite where none fits, or none below the best step.
+        is_limited False: whatever memory it needs."""
         tasks = list_tasks(self.problem, placement, moves_decoder=self.is_free)
         bound_ms = max(self.lower_ms, bound_placed(tasks, decoder_ms))
-        if self.player is not None and self.player.tasks.placement == placement:
+        if is_limited and self.player is not None and self.player.tasks.placement == placement:
             bound_ms = max(bound_ms, self.placed_bound_ms)
         if bound_ms >= self.step_ms:
             return np.inf
-        player = Player(tasks)
+        player, bounded = Player(tasks), Player(tasks, is_limited)
         for effort_s in CLOSING_EFFORTS_S:
             anything_ms = float(tasks.length_ms.sum() + tasks.lag_ms.sum() + tasks.tails_ms.sum()) + 1.0
             goal_ms = min(self.step_ms, anything_ms)
-            solved = solve_words(player, goal_ms, bound_ms, effort_s, self.should_stop)
+            solved = solve_words(bounded, goal_ms, bound_ms, effort_s, self.should_stop)
             bound_ms = max(bound_ms, solved.lower_bound_ms)
             if solved.words is not None:
                 step_ms = player.step_ms(solved.words)
-                if max(step_ms, self.least_ms) < self.step_ms:
+                if player.fits(solved.words) and max(step_ms, self.least_ms) < self.step_ms:
                     self._take(player, solved.words, step_ms)
                     self.placed_bound_ms = bound_ms
             if bound_ms >= goal_ms and solved.words is None:
@@ -154,7 +163,7 @@ class Search:
     def solve(self) -> None:
         """Let CP-SAT look for better orders of the best placement, and show how far they can get."""
         for effort_s in EFFORTS_S:
-            if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms:
+            if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms or self.is_done:
                 return
             solved = solve_words(self.player, self.step_ms, self.placed_bound_ms, effort_s, self.should_stop)
             self.placed_bound_ms = max(self.placed_bound_ms, solved.lower_bound_ms)
@@ -183,7 +192,7 @@ def _is_lawful(decoder: Problem, placement: Placement) -> bool:
 
 
 def _list_boundaries(units: Units) -> list[list[int]]:
-    """Those of every placement; none where they are too many, or layers have modes."""
+    """Those of every placement; none where they are too many, or layers have layouts."""
     found: list[list[int]] = []
     num_virtual = len(units.first) - 1
 
@@ -196,6 +205,6 @@ def _list_boundaries(units: Units) -> list[list[int]]:
             if len(found) <= LISTED:
                 grow([*begun, at])
 
-    if not units.num_lanes:
+    if not units.has_layouts:
         grow([0])
     return found if len(found) <= LISTED else []

@@ -14,10 +14,10 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.pipeline.placement.bubbles.construct import find_windows
-from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words, words_by_starts
-from mm_autoparallel.pipeline.placement.bubbles.tasks import JOIN
 from mm_autoparallel.pipeline.placement.orders.leaf import ROOM_UNITS, count_units, run_solver, unit_of
 from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
+from mm_autoparallel.pipeline.simulate.encoders.tasks import JOIN
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ export function LayoutMap({ layout }: { layout: Layout }) {
   const heights = [encoder, decoder].map((module) => LINE * (module.replicas[0].length + 1) + 8);
   const tops = [LINE + 6, LINE + 6 + heights[0] + BETWEEN];
   const width = Math.max(480, (BOX + GAP) * Math.max(encoder.replicas.length, decoder.replicas.length));
-  const each = words(layout.whole_step ? "aStep" : "aMicroBatch");
+  const each = words(({ micro_batch: "aMicroBatch", pass: "aPass", step: "aStep" } as const)[layout.per]);
   const sentence = `${bytes(layout.size_bytes)} ${each}: ${ms(layout.forward_ms)} ${words("there")}, ${ms(layout.backward_ms)} ${words("back")}${layout.blocks ? `; ${words("bothWait")}` : ""}`;
   const middle = (module: Module, replica: number) =>
     (width / module.replicas.length) * replica + width / module.replicas.length / 2;

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
 from mm_autoparallel.pipeline.simulate.engine import play
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes
 
@@ -33,16 +33,16 @@ def play_words(
     hops_ms: Floats,
     tails_ms: Floats,
     ends_ms: Floats,
+    order: IntArray,
 ) -> float:
     """The step in ms of `words`; infinite where lanes wait for one another for ever.
 
-    begin: [strands] where each begins in of_strand [n], the tasks strand by strand. ends_ms: [n], overwritten with the
-    end of each task. The rest as Tasks has it.
+    begin: [strands] where each begins in of_strand [n], the tasks strand by strand. Overwritten: ends_ms [n], the end
+    of each task, and order [n], the tasks so that each follows what it waits for. The rest as Tasks has it.
     """
     n, num_lanes = lane.shape[0], words.shape[0]
     place = np.full(n + 1, -1, np.int32)  # in topological order
     place[n] = n
-    order = np.empty(n, np.int32)
     head, taken = np.zeros(num_lanes, np.int64), np.zeros(begin.shape[0], np.int64)
     done, progressed = 0, True
     while progressed:
@@ -92,10 +92,11 @@ class Player:
             self.allowed_bytes[:] = tasks.limit_bytes
             decoder = decoder_on_devices(tasks.problem)
             self.allowed_bytes[: decoder.num_stages] = allowed_bytes(decoder)
-        self.ends_ms = np.empty(tasks.num_tasks)
+        self.ends_ms, self.order = np.empty(tasks.num_tasks), np.empty(tasks.num_tasks, np.int32)
 
     def step_ms(self, words: Words) -> float:
-        """The step of `words`, infinite where they never end; `ends_ms` [n] then holds the ends of tasks."""
+        """The step of `words`, infinite where they never end; `ends_ms` [n] then holds the ends of tasks, and
+        `order` [n] has each behind what it waits for."""
         tasks = self.tasks
         return float(
             play_words(
@@ -110,6 +111,7 @@ class Player:
                 tasks.hops_ms,
                 tasks.tails_ms,
                 self.ends_ms,
+                self.order,
             )
         )
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.encoders import EncodedProblem, Encoder
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
