@@ -95,7 +95,8 @@ def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
 def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
     """`plan` as what each virtual stage holds.
 
-    Raises PlanError where the plan does not fit the chain, or runs layers in a mode that scripts are not told of.
+    Raises PlanError where the plan does not fit the chain, or runs layers in a mode, or an encoder in an order, that
+    scripts are not told of.
     """
     for modality, modes in plan.modes.items():
         for mode, counts in modes.items():
@@ -103,7 +104,13 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
                 f"layer_modes.{mode} runs {sum(counts)} {modality} layers so, and training scripts are told which "
                 "layers recompute, no more; plan with search.modes [recompute]"
             )
-    arrangement, stages = plan.strategy.arrangement, _list_stages(job, plan)
+    arrangement = plan.strategy.arrangement
+    if arrangement and arrangement.in_bubbles:
+        raise PlanError(
+            f"layout.encoder_run is {arrangement.encoder_run}, and training scripts are told of an encoder inline or "
+            "in phases, no more; take the best plan of another kind (`explain --why-not layout=phases`)"
+        )
+    stages = _list_stages(job, plan)
     if arrangement is None:
         return AppliedPlan(plan, stages, planned_ms)
     own = arrangement.encoder

@@ -143,13 +143,21 @@ def test_the_world_counts_an_encoders_own_ranks(
 
 
 @pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("run", ["bubbles", "prefetch", "cached"])
-def test_a_way_to_run_an_encoder_that_is_not_planned_is_refused(
-    run: str, tmp_path: Path, pretraining: hooks.Pretraining
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ("bubbles", "training scripts are told of an encoder inline or in phases"),
+        ("cached", "which nothing here plans"),
+    ],
+)
+def test_a_way_to_run_an_encoder_that_scripts_do_not_have_is_refused(
+    run: str, told: str, tmp_path: Path, pretraining: hooks.Pretraining
 ) -> None:
-    layout = of_layout("colocated", run, {"PP": 1, "TP": 1, "DP": 4}, {"PP": 2, "TP": 1, "DP": 2})
-    with pytest.raises(PlanError, match=rf"layout\.encoder_run is {run}, which nothing here plans"):
-        read_applied_plan(write_plan(tmp_path, **layout), pretraining)
+    encoder = {"PP": 1, "TP": 1, "DP": 4, "MBS": 2}
+    layout = of_layout("colocated", run, encoder, {"PP": 2, "TP": 1, "DP": 2})
+    layout["layer_placement"] = {"vit_layer_placement": [0, 0], "llm_layer_placement": [4, 24]}
+    with pytest.raises(PlanError, match=rf"layout\.encoder_run is {run}, (and )?{told}"):
+        read_applied_plan(write_plan(tmp_path, **layout, order=[["0F0"], ["1F0"]]), pretraining)
 
 
 @pytest.mark.usefixtures("world")
