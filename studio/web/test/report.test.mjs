@@ -9,6 +9,8 @@ import { after, before, test } from "node:test";
 import AxeBuilder from "@axe-core/playwright";
 import { chromium } from "playwright-core";
 
+import { PATIENCE_MS, timeline } from "./waiting.mjs";
+
 const folder = process.env.REPORTS;
 const VIEWS = ["verdict", "timeline", "memory", "stages", "strategies", "cluster", "sources", "files"];
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
@@ -23,6 +25,7 @@ after(() => browser.close());
 async function open(file, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 1400 }, locale: "en-US", ...options });
   const page = await context.newPage();
+  page.setDefaultTimeout(PATIENCE_MS);
   const wrong = [];
   page.on("console", (message) => message.type() === "error" && wrong.push(message.text()));
   page.on("pageerror", (error) => wrong.push(error.message));
@@ -39,12 +42,14 @@ async function open(file, options = {}) {
 }
 
 /** How many colours the timeline has. */
-const colours = (page) =>
-  page.evaluate(() => {
+const colours = async (page) => {
+  await timeline(page);
+  return page.evaluate(() => {
     const canvas = document.querySelector(".gantt canvas");
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;
   });
+};
 
 test("every view is there, in both languages and themes, without an error or a request", async () => {
   const { page, wrong, readyMs } = await open("plain.html");
@@ -125,8 +130,7 @@ test("idle time is told by its cause, and figures by their source", async () => 
 
 test("the timeline answers keys and pointer", async () => {
   const { page, wrong } = await open("plain.html");
-  const picture = () => page.evaluate(() => document.querySelector(".gantt canvas").toDataURL());
-  const whole = await picture();
+  const whole = await timeline(page);
   await page.locator(".gantt").focus();
   await page.keyboard.press("+");
   await page.keyboard.press("ArrowRight");

@@ -8,6 +8,7 @@ import AxeBuilder from "@axe-core/playwright";
 import { chromium } from "playwright-core";
 
 import { serve } from "./fake_studio.mjs";
+import { PATIENCE_MS, timeline } from "./waiting.mjs";
 
 const folder = process.env.RECORDINGS;
 const real = process.env.STUDIO;
@@ -54,6 +55,7 @@ async function open(url, { context, ready = "[role=tab]", ...options } = {}) {
     context ?? (await browser.newContext({ viewport: { width: 1280, height: 900 }, locale: "en-US", ...options }));
   if (!context) opened.push(own);
   const page = await own.newPage();
+  page.setDefaultTimeout(PATIENCE_MS);
   const wrong = [];
   const sent = [];
   page.on("console", (message) => message.type() === "error" && wrong.push(message.text()));
@@ -128,7 +130,7 @@ test("every view and tool is there in both languages and themes, with nothing as
 test("a zoomed timeline stays so while the plan changes", async () => {
   const server = await studio();
   const { page } = await open(server.url);
-  const picture = () => page.evaluate(() => document.querySelector(".gantt canvas").toDataURL());
+  const picture = () => timeline(page);
   const whole = await picture();
   await page.locator(".gantt").focus();
   await page.keyboard.press("+");
@@ -335,7 +337,7 @@ test("work shows how far it is, ends, or is cancelled; the space and the answers
   await page.waitForSelector("progress");
   assert.deepEqual(sent.at(-1)[0], "/optimise");
   assert.deepEqual([sent.at(-1)[1].scope, sent.at(-1)[1].limit_s], ["space", 20]);
-  await page.waitForSelector("#strategies tbody tr", { timeout: 30_000 });
+  await page.waitForSelector("#strategies tbody tr");
   await page.waitForSelector("progress", { state: "detached" });
   assert.match(await page.locator(".bound").getAttribute("data-state"), /gap|proven/);
   const row = page.locator("#strategies tbody tr").nth(1);
@@ -347,7 +349,7 @@ test("work shows how far it is, ends, or is cancelled; the space and the answers
   await page.getByRole("combobox", { name: "PP", exact: true }).selectOption({ index: 1 });
   assert.match(await page.getByLabel("Sizes, such as PP=8,TP=4").inputValue(), /^PP=\d+$/);
   await page.getByRole("button", { name: "Ask" }).click();
-  await page.waitForSelector(".answer", { timeout: 30_000 });
+  await page.waitForSelector(".answer");
   await page.getByRole("button", { name: "Start" }).click();
   await page.getByRole("button", { name: "Cancel" }).click();
   await page.waitForSelector("progress", { state: "detached" });
@@ -441,9 +443,7 @@ test("a server that is gone is said to be, until it is back", { skip: needsFake 
   await page.keyboard.press("ArrowRight");
   await page.waitForFunction(() => /no valid token/.test(document.querySelector("[role=alert]").textContent));
   again.state.expired = false;
-  await page.waitForFunction(() => document.querySelector("[role=alert]").textContent === "", null, {
-    timeout: 10_000,
-  });
+  await page.waitForFunction(() => document.querySelector("[role=alert]").textContent === "");
   assert.deepEqual(
     wrong.filter((text) => !ANSWERED.test(text)),
     [],
