@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mm_autoparallel.profilers.dispatch import is_of_wrappers, tensors_in
 from mm_autoparallel.profilers.meter import count_bytes
 from mm_autoparallel.profilers.torch_releases import DeviceMesh, tensor_mesh
 
@@ -76,24 +76,16 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Lets tensor subclasses go first: what they make of an operator comes by here again, on plain tensors."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if is_of_wrappers(tuple(types)):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         operation = COLLECTIVES.get(func._schema.name)
         if operation:
             # one of what goes in and what comes out is the whole tensor, for each operation
             values = [*args, *(result if isinstance(result, (list, tuple)) else (result,))]
-            size_bytes = max(count_bytes(_tensors_in(value)) for value in values)
+            size_bytes = max(count_bytes(tensors_in(value)) for value in values)
             self.collectives.append(Collective(operation, size_bytes))
         return result
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
 
 
 def record_collectives(run: Callable[[], Returned]) -> tuple[Returned, tuple[Collective, ...]]:

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.model.profiles.operators.base import MAX_SAMPLES, Sampled
 from mm_autoparallel.model.profiles.operators.form import OperatorForm
+from mm_autoparallel.profilers.dispatch import is_of_wrappers, tensors_in
 from mm_autoparallel.profilers.operators.forms import form_of
 from mm_autoparallel.profilers.shard import COLLECTIVES
 from mm_autoparallel.profilers.trace.tally import does_nothing, weigh_call
@@ -43,7 +42,7 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Lets tensor subclasses go first, as Recorder does."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if is_of_wrappers(tuple(types)):
             return NotImplemented
         named = dict(kwargs or {})
         start_s = self._now()
@@ -53,8 +52,7 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, took_us: float) -> None:
-        inputs = [leaf for leaf in pytree.tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+        inputs, outputs = tensors_in(args, kwargs), tensors_in(result)
         if func._schema.name in COLLECTIVES or does_nothing(func, inputs, outputs):
             return
         _, flops, moved_bytes = weigh_call(func, args, kwargs, result, inputs, outputs)

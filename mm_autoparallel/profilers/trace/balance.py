@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
+
+from mm_autoparallel.profilers.dispatch import tensors_in
 
 _aten = torch.ops.aten
 
@@ -48,8 +49,8 @@ class Choice:
 
 def choice_in(args: object) -> Choice | None:
     """What the first tensor of `args` that is made of a choice is made of."""
-    for leaf in pytree.tree_leaves(args):
-        found = getattr(leaf, _NAME, None) if isinstance(leaf, FakeTensor) else None
+    for tensor in tensors_in(args):
+        found = getattr(tensor, _NAME, None) if isinstance(tensor, FakeTensor) else None
         if isinstance(found, Choice):
             return found
     return None
@@ -65,15 +66,15 @@ def follow_choice(func: Any, args: Sequence[Any], result: Any) -> None:
         return
     if name in _COUNTING:
         found = replace(found, counted=True)
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, FakeTensor) and (name in _MARKING or not leaf.is_floating_point()):
-            setattr(leaf, _NAME, found)
+    for tensor in tensors_in(result):
+        if isinstance(tensor, FakeTensor) and (name in _MARKING or not tensor.is_floating_point()):
+            setattr(tensor, _NAME, found)
 
 
 def _chosen_by(name: str, args: Sequence[Any], result: Any) -> Choice | None:
     """What an operator chose that gives, for each row of scores, the places of the largest."""
     scores = args[0]
-    places = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, FakeTensor)]
+    places = [tensor for tensor in tensors_in(result) if isinstance(tensor, FakeTensor)]
     if not places or not isinstance(scores, FakeTensor) or places[-1].is_floating_point() or scores.dim() < 2:
         return None
     at = _CHOOSING[name]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mm_autoparallel.profilers.dispatch import tensors_in
 from mm_autoparallel.profilers.meter import KeptActivations
 from mm_autoparallel.profilers.stack import LayerCall
 from mm_autoparallel.profilers.torch_releases import autocast_type
@@ -82,11 +83,10 @@ class _Users(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if self.at is not None:
-            for leaf in pytree.tree_leaves((args, kwargs)):
-                if isinstance(leaf, Tensor):
-                    key = leaf.untyped_storage()._cdata
-                    if key in self._own:
-                        self.used.setdefault(key, self.at)
+            for tensor in tensors_in(args, kwargs):
+                key = tensor.untyped_storage()._cdata
+                if key in self._own:
+                    self.used.setdefault(key, self.at)
         return func(*args, **dict(kwargs or {}))
 
 

@@ -32,10 +32,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.profilers.dispatch import asks_for_device, is_of_wrappers, tensors_in
 from mm_autoparallel.profilers.trace.balance import deal_counts, follow_choice, read_balanced, rows_of_mask
 from mm_autoparallel.signals import interrupt_waits, interrupted_at_safe_points, raise_interrupt
 
@@ -182,8 +182,10 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Operators of other modes and of tensor subclasses come by here on plain tensors."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if is_of_wrappers(tuple(types)):
             return NotImplemented
+        if asks_for_device(func):
+            return func(*args)
         balanced = read_balanced(func, args)
         if balanced is not None:
             return balanced
@@ -273,12 +275,10 @@ def _makes_many_fractions(func: Any, args: tuple[Any, ...], named: Mapping[str, 
 
 def _grows_huge(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     """Whether real tensors, laid over each other, make more than _HUGE numbers."""
-    shapes = []
-    for leaf in pytree.tree_leaves((args, named)):
-        if isinstance(leaf, FakeTensor):
-            return False
-        if isinstance(leaf, Tensor):
-            shapes.append(reversed(leaf.shape))
+    tensors = tensors_in(args, named)
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return False
+    shapes = [reversed(tensor.shape) for tensor in tensors]
     return math.prod(max(sizes) for sizes in itertools.zip_longest(*shapes, fillvalue=1)) > _HUGE
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mm_autoparallel.profilers.dispatch import asks_for_device, is_of_wrappers, tensors_in
 from mm_autoparallel.profilers.meter import Segment
 from mm_autoparallel.profilers.trace.ledger import Ledger
 from mm_autoparallel.profilers.trace.tally import Tally
@@ -55,15 +54,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Lets tensor subclasses go first: what they make of an operator comes by here again, on plain tensors."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if is_of_wrappers(tuple(types)):
             return NotImplemented
+        if asks_for_device(func):
+            return func(*args)
         named = dict(kwargs or {})
         result = func(*args, **named)
-        self._ledger.note(_tensors_in((args, named)), _tensors_in(result))
+        inputs, outputs = tensors_in(args, named), tensors_in(result)
+        self._ledger.note(inputs, outputs)
         if self._open is not None:
-            self.tallies[self._open].add(func, args, named, result)
+            self.tallies[self._open].add(func, args, named, result, inputs, outputs)
         return result
-
-
-def _tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from mm_autoparallel.model.profiles.traced import FormCalls, OperatorKind, Phase, TracedOperator
@@ -63,10 +62,18 @@ class Tally(dict[Key, Calls]):
         super().__init__(calls or {})
         self.forms: dict[Key, dict[bytes, FormCalls]] = {}
 
-    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """One call of the operator `func`; views and questions about a tensor are none."""
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    def add(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """One call of the operator `func`; views and questions about a tensor are none. inputs, outputs: its
+        tensors.
+        """
         name = operator_name(func)
         collective = COLLECTIVES.get(func._schema.name)
         if collective:
