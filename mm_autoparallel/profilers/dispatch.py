@@ -8,10 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
-
-_DEVICE_OF = torch.ops.prim.device.default
 
 
 def tensors_in(*trees: object) -> list[Tensor]:
@@ -35,4 +32,4 @@ def is_of_wrappers(types: tuple[type, ...]) -> bool:
 
 def asks_for_device(func: Any) -> bool:
     """Whether it only asks where a tensor lies: PyTorch asks every fake one, more often than it computes with it."""
-    return func is _DEVICE_OF
+    return bool(func._schema.name == "prim::device")

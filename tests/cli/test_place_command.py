@@ -174,7 +174,7 @@ def test_help_is_quick(run_cli: Run, arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_signal_ends_with_the_best_so_far(
     run_cli: Run, example: Path, repository: Path, tmp_path: Path, number: int
 ) -> None:

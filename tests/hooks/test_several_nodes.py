@@ -80,6 +80,7 @@ def test_unequal_flags_end_both(folders: tuple[Path, Path], launch: Callable, fr
         assert "--node-rank" not in ended.stderr
 
 
+@pytest.mark.nightly
 def test_unequal_code_ends_both(folders: tuple[Path, Path], launch: Callable, free_port: int) -> None:
     script = Path(__file__).parent / "toy_pretrain.py"
     other = folders[1] / "toy_pretrain.py"

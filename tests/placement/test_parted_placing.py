@@ -25,7 +25,7 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 
 NAMES = ("zb_h1", "zb_h2", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipev", "given")
 SEEDS = range(16)
-BY_DAY = ("zb_h1", "zbv", "dualpipev")
+BY_DAY = ("zb_h1", "zbv")
 """Schedules whose placing is proven by day, one of each kind; the others by night."""
 
 

@@ -71,6 +71,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     },
 }
 
+BY_DAY = ("chameleon", "fuyu", "muse_glimmer")
+
 
 def document_of(model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, **DOCUMENTS[model_type]}
@@ -83,7 +85,10 @@ def take_apart(model_type: str) -> Undescribed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", sorted(DOCUMENTS))
+@pytest.mark.parametrize(
+    "model_type",
+    [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(DOCUMENTS)],
+)
 def test_images_run_and_blocks_hold_every_parameter_once(model_type: str) -> None:
     found = take_apart(model_type)
     assert not [remark for remark in found.model.remarks if "cannot be run" in remark]

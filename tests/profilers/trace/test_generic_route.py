@@ -104,13 +104,19 @@ def trace(found: Undescribed, folder: Path, mbs: int = 1, **sizes: int) -> dict[
     return {entry.kind: entry for entry in read_trace(path).entries}
 
 
+AT_NIGHT = ("qwen2_5_vl", "vipllava")
+
+
 def layers(model: TracedModel, name: str) -> list[tuple[str, int]]:
     """(kind, count) of each run of layers of a part."""
     part = next(part for part in model.parts if part.name == name)
     return [(block.kind, block.count) for block in part.blocks if block.role == "layer"]
 
 
-@pytest.fixture(scope="module", params=sorted(DOCUMENTS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.nightly) if name in AT_NIGHT else name for name in sorted(DOCUMENTS)],
+)
 def found(request: pytest.FixtureRequest) -> Undescribed:
     return take_apart(request.param)
 

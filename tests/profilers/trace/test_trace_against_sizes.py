@@ -55,7 +55,7 @@ WIDE: dict[str, dict[str, Any]] = {
     ("tp", "mbs", "workload"),
     [
         pytest.param(1, 1, {}, marks=pytest.mark.nightly),
-        (1, 2, {"attention": "unfused"}),
+        pytest.param(1, 2, {"attention": "unfused"}, marks=pytest.mark.nightly),
         pytest.param(2, 1, {}, marks=pytest.mark.nightly),
         (2, 2, {"sequence_parallel": True}),
         pytest.param(2, 1, {"attention": "unfused", "sequence_parallel": True}, marks=pytest.mark.nightly),
@@ -115,12 +115,12 @@ def test_implementation_decides_what_is_not_stated(stated: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("name", "tp", "workload"),
     [
-        ("qwen2_vl", 1, {}),
+        pytest.param("qwen2_vl", 1, {}, marks=pytest.mark.nightly),
         ("qwen2_vl", 2, {"sequence_parallel": True}),
-        ("llama", 1, {}),
+        pytest.param("llama", 1, {}, marks=pytest.mark.nightly),
         ("llama", 2, {}),
-        ("qwen3_moe", 1, {}),
-        ("qwen3_moe", 2, {}),
+        pytest.param("qwen3_moe", 1, {}, marks=pytest.mark.nightly),
+        pytest.param("qwen3_moe", 2, {}, marks=pytest.mark.nightly),
         ("qwen3_moe", 2, {"sequence_parallel": True}),
         ("deepseek_v3", 1, {}),
     ],

@@ -67,10 +67,22 @@ def traced(size: str, tp: int = 1, sequence_parallel: bool = False) -> tuple[Job
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "size", [size if size == "7b" else pytest.param(size, marks=pytest.mark.nightly) for size in PUBLISHED]
-)
-def test_traced_parameters_are_all_that_there_are(size: str) -> None:
+def test_traced_parameters_and_flops_of_the_7b() -> None:
+    """In one test, which traces once."""
+    hold_parameters("7b")
+    hold_flops("7b", 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_traced_parameters_and_flops_of_other_sizes() -> None:
+    hold_parameters("2b")
+    hold_parameters("72b")
+    hold_flops("72b", 2)
+
+
+def hold_parameters(size: str) -> None:
+    """Traced parameters are all that there are."""
     job, entries = traced(size)
     chain = expand(job.model)
     for block in chain.blocks:
@@ -80,9 +92,8 @@ def test_traced_parameters_are_all_that_there_are(size: str) -> None:
     assert total == count_chain_parameters(chain) == PUBLISHED[size]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "tp"), [("7b", 1), pytest.param("72b", 2, marks=pytest.mark.nightly)])
-def test_traced_flops_are_those_of_the_sizes(size: str, tp: int) -> None:
+def hold_flops(size: str, tp: int) -> None:
+    """Traced FLOPs are those of the sizes."""
     job, entries = traced(size, tp)
     tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
     share = form_share(Strategy(pp=1, tp=tp, dp=1, mbs=1), job.workload, statistics_bytes=4.0)
