@@ -144,7 +144,11 @@ def _relax(run: Run, work: Work) -> None:
     with suppress(Unrelaxable):
         tree = run.fractions = run.fractions or FractionalTree(run.units.problem)
         num_iterations = work.iterations * run.units.problem.num_virtual_stages * run.units.num_units
-        tree.raise_bound(run.most_fraction * run.upper_ms, num_iterations, run.should_stop)
+        ceiling_ms = run.most_fraction * run.upper_ms
+        if run.best is None:  # a cutoff alone, that others reached: a bound below it is of little use
+            tree.advance(ceiling_ms, ceiling_ms, num_iterations, run.should_stop)
+        else:
+            tree.raise_bound(ceiling_ms, num_iterations, run.should_stop)
         run.raise_bound(tree.lower_bound_ms, "prices")
 
 

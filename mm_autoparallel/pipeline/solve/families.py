@@ -8,8 +8,8 @@ schedule's graph, and every byte is added. So what bounds the other bounds it to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,8 @@ def figures_of(problem: Problem, with_fill: bool = False) -> tuple[Shape, Floats
     """
     shape: list[object] = []
     figures: list[float] = []
-    without = () if problem.host_limit_bytes else (Dominance.LESS_ON_HOST,)
-    for is_figure, value in _walk(problem, without if with_fill else (*without, Dominance.FILL)):
-        if is_figure:
-            figures.append(value)
-        else:
-            shape.append(value)
+    without = frozenset() if problem.host_limit_bytes else frozenset({Dominance.LESS_ON_HOST})
+    _gather(problem, without if with_fill else without | {Dominance.FILL}, shape, figures)
     return tuple(shape), np.array(figures, dtype=np.float64)
 
 
@@ -79,28 +75,40 @@ def content_key(shape: Shape, figures: Floats) -> str:
     return hashlib.sha256(repr(shape).encode() + figures.tobytes()).hexdigest()
 
 
-def _walk(noun: Any, without: tuple[Dominance, ...]) -> Iterator[tuple[bool, Any]]:
-    """(True, figure) or (False, part of the shape) of each field but some, nested ones included, in their order."""
-    kind: Any = type(noun)
-    for name, dominance in declared(kind).items():
-        if dominance in without:
-            continue
+def _gather(noun: Any, without: frozenset[Dominance], shape: list[object], figures: list[float]) -> None:
+    """Append the figures, and the parts of the shape, of each field but some, nested ones included, in their order."""
+    for name, sign in _compared(noun.__class__, without):
         value = getattr(noun, name)
-        if dominance is not Dominance.SAME and value is not None and not is_dataclass(value):
+        if _is_noun(value.__class__):
+            shape.append(name)
+            _gather(value, without, shape, figures)
+        elif sign and value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            yield False, len(values)
-            sign = -1.0 if dominance is Dominance.MORE else 1.0
+            shape.append(len(values))
             for item in values:
                 if isinstance(item, tuple):  # (name, figure)
-                    yield from ((False, item[0]), (True, item[1]))
+                    shape.append(item[0])
+                    figures.append(item[1])
                 else:
-                    yield True, sign * item
-        elif is_dataclass(value):
-            yield False, name
-            yield from _walk(value, without)
+                    figures.append(sign * item)
         elif isinstance(value, tuple):
-            yield False, len(value)
+            shape.append(len(value))
             for item in value:
-                yield from _walk(item, without) if is_dataclass(item) else [(False, item)]
+                if _is_noun(item.__class__):
+                    _gather(item, without, shape, figures)
+                else:
+                    shape.append(item)
         else:
-            yield False, value
+            shape.append(value)
+
+
+@cache
+def _compared(kind: Any, without: frozenset[Dominance]) -> tuple[tuple[str, float], ...]:
+    """Fields that count, each with the sign that makes less of it no worse; 0 for what must be equal."""
+    signs = {Dominance.SAME: 0.0, Dominance.MORE: -1.0}
+    return tuple((name, signs.get(said, 1.0)) for name, said in declared(kind).items() if said not in without)
+
+
+@cache
+def _is_noun(kind: Any) -> bool:
+    return is_dataclass(kind)
