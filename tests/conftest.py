@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +38,57 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 IN_PROCESSES = {"run_cli", "forked_cli", "forked_ranks", "launch", "profiled", "workplace", "logs"}
 
 
+RECORD = Path(__file__).parent / "seconds.json"
+"""How long tests took, of those that took some time; `make seconds` writes it anew."""
+
+#: From so many seconds on `make quick` leaves a test out, and `make check` does.
+SLOW_S, LONG_S = 0.3, 4.0
+
+#: Never left out of `make check`: laws, brute force of another hand, commands of the documentation, training on gloo.
+CORE = ("tests/law/", "tests/oracle/", "tests/docs/", "tests/examples/test_qwen2vl_training_runs.py")
+
+
+def mark_by_seconds(items: list[pytest.Item]) -> None:
+    """Mark what was recorded to take long."""
+    known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
+    for item in items:
+        took_s = known.get(item.nodeid, 0.0)
+        if took_s >= SLOW_S:
+            item.add_marker(pytest.mark.slow)
+        if took_s >= LONG_S and not item.nodeid.startswith(CORE):
+            item.add_marker(pytest.mark.long)
+
+
+class Recording:
+    """Sums set-up, call and tear-down of every test, whichever process ran it."""
+
+    def __init__(self) -> None:
+        self._took_s: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of one test."""
+        self._took_s[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Keep what is known of tests that did not run."""
+        known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
+        found = known | self._took_s
+        slow = {name: round(found[name], 1) for name in sorted(found) if found[name] >= SLOW_S}
+        RECORD.write_text(json.dumps(slow, indent=0, ensure_ascii=True) + "\n", encoding="utf-8")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-seconds", action="store_true", help="write tests/seconds.json anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recording())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes are slow: `make quick` is for what a room computes."""
+    mark_by_seconds(items)
     for item in items:
         if IN_PROCESSES & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.slow)
