@@ -20,11 +20,11 @@ from transformers import (
     Qwen3MoeModel,
 )
 
-from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.job_file import read_job
-from mm_autoparallel.profilers.huggingface import make_subject
+from mm_autoparallel.profilers.huggingface import make_subject, shard_model
 from mm_autoparallel.profilers.subject import Build, Layout, Subject
+from mm_autoparallel.profilers.tensor_shard import cross_entropy
 
 _HERE = Path(__file__).parent
 
@@ -79,10 +79,11 @@ def qwen3vl_30b_a3b(workload: Workload) -> Subject:
 def qwen25_omni_7b() -> Subject:
     """The class of Qwen2.5-Omni's thinker, with the bias of keys that model_7b.json has in its audio layers too."""
     document, _ = _read("qwen25_omni_7b")
+    layers = {"vision": "visual.blocks", "audio": "audio_tower.layers", "text": "language_model.layers"}
+    post = {"vision": "visual.merger", "audio": "audio_tower.proj"}
+    layout = Layout(*({name: f"model.{path}" for name, path in parts.items()} for parts in (layers, post)))
 
     def build_model(build: Build) -> nn.Module:
-        if build.tp_mesh is not None and build.tp_mesh.size() > 1:
-            raise ProfileError("the audio layers of Qwen2.5-Omni's class are not divided here; trace it with --tp 1")
         config = Qwen2_5OmniThinkerConfig(**document)
         text, vision, audio = config.text_config, config.vision_config, config.audio_config
         text.num_hidden_layers, vision.depth = build.depth["text"], build.depth["vision"]
@@ -95,12 +96,13 @@ def qwen25_omni_7b() -> Subject:
             projection.bias = nn.Parameter(projection.weight.new_zeros(projection.out_features))
         live.model.visual.requires_grad_(False)
         live.model.audio_tower.requires_grad_(False)
+        mesh = build.tp_mesh if build.tp_mesh is not None and build.tp_mesh.size() > 1 else None
+        if mesh is not None:
+            shard_model(live, layout, mesh, build.sequence_parallel)
+        vars(live)["tp_mesh"] = mesh
         trained: nn.Module = live.train()
         return trained
 
-    layers = {"vision": "visual.blocks", "audio": "audio_tower.layers", "text": "language_model.layers"}
-    post = {"vision": "visual.merger", "audio": "audio_tower.proj"}
-    layout = Layout(*({name: f"model.{path}" for name, path in parts.items()} for parts in (layers, post)))
     return Subject(build_model, _step_omni, torch.optim.AdamW, layout, sequence_parallel=True)
 
 
@@ -128,7 +130,7 @@ def _step_omni(live: Any, num_samples: int, workload: Workload) -> Tensor:
         feature_attention_mask=torch.ones(sounds, frames, dtype=torch.long),
         use_cache=False,
     ).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    return cross_entropy(logits.flatten(0, 1), labels.flatten(), vars(live)["tp_mesh"])
 
 
 class _Decoder(Qwen3MoeModel):

@@ -15,7 +15,7 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.layout import find_layout, layers_of
-from mm_autoparallel.profilers.subject import Build, Subject
+from mm_autoparallel.profilers.subject import Build, Layout, Subject
 from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary
 from mm_autoparallel.profilers.torch_releases import DeviceMesh
 from mm_autoparallel.profilers.transformers_releases import check_attention, fitting, make_model, read_config
@@ -83,7 +83,7 @@ def make_subject(
         _freeze(live, model)
         mesh = build.tp_mesh if build.tp_mesh is not None and build.tp_mesh.size() > 1 else None
         if mesh is not None:
-            _shard(live, mesh, build.sequence_parallel)
+            shard_model(live, find_layout(live), mesh, build.sequence_parallel)
         vars(live)["tp_mesh"] = mesh  # forward_step gets the model alone
         trained: nn.Module = live.train()
         return trained
@@ -106,14 +106,18 @@ def make_subject(
     return Subject(build_model, forward_step, _make_optimizer, sequence_parallel=sequence_parallel, lacks=lacks)
 
 
-def _shard(live: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    layout = find_layout(live)
+def shard_model(live: Any, layout: Layout, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Divide a model of Hugging Face's classes among tensor parallel ranks, in place: layers, table and head.
+
+    Raises ProfileError where a layer cannot be divided.
+    """
     for modality, layers in layers_of(live, layout).items():
         for layer in layers:
             shard_layer(layer, mesh, sequence_parallel)
         if sequence_parallel:
             projector = live.get_submodule(layout.post[modality]) if modality in layout.post else None
-            shard_sequence(layers[0], projector, mesh)
+            # samples of sounds are told apart, and pooled, before the projector
+            shard_sequence(layers[0], projector, mesh, layers[-1] if modality == "audio" else None)
     shard_vocabulary(live.get_input_embeddings(), live.get_output_embeddings(), mesh, sequence_parallel)
 
 

@@ -26,14 +26,16 @@ from mm_autoparallel.profilers.transformers_releases import head_sizes, keeps_it
 Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 """Of what a rank has to what it has once the group has spoken."""
 
-_ATTENTION = (("q_proj", "k_proj", "v_proj", "qkv"), ("o_proj", "out_proj", "proj", "projection_layer"))
+_ATTENTION = (("q_proj", "k_proj", "v_proj", "qkv", "q", "k", "v"), ("o_proj", "out_proj", "proj", "projection_layer"))
 _FEED_FORWARD = (("gate_proj", "up_proj", "fc1"), ("down_proj", "fc2"))
-"""Names of matrices divided by columns, and by rows (transformers 5: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL)."""
+"""Names of matrices divided by columns, and by rows (transformers 5: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL, Omni)."""
 
 
 def shard_layer(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
     """Divide a transformer layer in place. Raises ProfileError where its attention or its MLP cannot be divided."""
-    if not hasattr(layer, "mlp"):
+    if all(hasattr(layer, name) for name in ("fc1", "fc2")):  # Whisper's form, which audio towers have
+        _shard_pair(layer, _FEED_FORWARD, mesh, sequence_parallel, first=layer.fc1)
+    elif not hasattr(layer, "mlp"):
         raise ProfileError(
             f"{type(layer).__name__} has no part `mlp`, so it cannot be divided among tensor parallel ranks; with "
             "transformers 5 more classes can be, or limit the job's search to tp: [1], or profile with --tp 1"
@@ -41,6 +43,9 @@ def shard_layer(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool = Fa
     for name, module in layer.named_children():
         if name in ("self_attn", "attn", "attention"):
             _check_attention(module)
+            if hasattr(module, "kv_b_proj"):
+                _shard_latent(module, mesh, sequence_parallel)
+                continue
             _shard_pair(module, _ATTENTION, mesh, sequence_parallel)
             for size in head_sizes():
                 # Only where a forward reshapes by them; what else a module keeps of its size is not read there.
@@ -53,18 +58,34 @@ def shard_layer(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool = Fa
                 _shard_pair(module, _FEED_FORWARD, mesh, sequence_parallel)
 
 
-def shard_sequence(first_layer: nn.Module, projector: nn.Module | None, mesh: DeviceMesh) -> None:
-    """Divide a modality's tokens among the ranks from its first layer on, and join them before its projector."""
+def shard_sequence(
+    first_layer: nn.Module, projector: nn.Module | None, mesh: DeviceMesh, last_layer: nn.Module | None = None
+) -> None:
+    """Divide a modality's tokens among the ranks from its first layer on, and join them before its projector; after its
+    last layer where that is given."""
     group = mesh.get_group()
+    own_tokens = 0  # of a rank; whoever runs the first layer alone may give it these
+
+    def part(hidden: Tensor) -> Tensor:
+        nonlocal own_tokens
+        if hidden.shape[-2] == own_tokens:
+            return hidden
+        own_tokens = hidden.shape[-2] // mesh.size()
+        return _split(hidden, group)
 
     def divide(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        return _with_hidden(arguments, named, lambda hidden: _split(hidden, group))
+        return _with_hidden(arguments, named, part)
 
     def join(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
         return _with_hidden(arguments, named, lambda hidden: _join(hidden, group))
 
+    def join_output(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+        return (_join(output[0], group), *output[1:]) if isinstance(output, tuple) else _join(output, group)
+
     first_layer.register_forward_pre_hook(divide, with_kwargs=True)
-    if projector is not None:
+    if last_layer is not None:
+        last_layer.register_forward_hook(join_output)
+    elif projector is not None:
         projector.register_forward_pre_hook(join, with_kwargs=True)
 
 
@@ -103,11 +124,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, mesh: DeviceMesh | None) -> Te
 def _check_attention(module: nn.Module) -> None:
     norms = [name for name, norm in module.named_children() if name in ("q_norm", "k_norm") and list(norm.parameters())]
     head_dim = getattr(module, "head_dim", 0)
-    if hasattr(module, "kv_b_proj"):
-        raise ProfileError(
-            f"{type(module).__name__} compresses keys and values (kv_b_proj), and is not divided among tensor parallel "
-            "ranks here; limit the job's search to tp: [1], or use --tp 1"
-        )
     if keeps_its_width(module):
         raise ProfileError(
             f"{type(module).__name__} of this release of transformers gives its output the width of its input, and "
@@ -123,8 +139,13 @@ def _check_attention(module: nn.Module) -> None:
 
 
 def _shard_pair(
-    module: nn.Module, names: tuple[tuple[str, ...], tuple[str, ...]], mesh: DeviceMesh, sequence_parallel: bool
+    module: nn.Module,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    mesh: DeviceMesh,
+    sequence_parallel: bool,
+    first: Any = None,
 ) -> None:
+    """Divide matrices of `module`. first: what takes the input of those divided by columns (None: `module`)."""
     tp = mesh.size()
     columns, rows = ([getattr(module, name) for name in part if hasattr(module, name)] for part in names)
     if not columns or len(rows) != 1:
@@ -133,18 +154,80 @@ def _shard_pair(
             "cannot be divided among tensor parallel ranks; profile with --tp 1"
         )
     for linear in columns:
-        linear.weight = _part(linear.weight[: linear.out_features // tp])
-        if linear.bias is not None:
-            linear.bias = _part(linear.bias[: linear.out_features // tp])
-    rows[0].weight = _part(rows[0].weight[:, : rows[0].in_features // tp])
-    _divide_between(module, rows[0], mesh, sequence_parallel)
+        _keep_columns(linear, tp)
+    _keep_rows(rows[0], tp)
+    _divide_between(first or module, rows[0], mesh, sequence_parallel)
+
+
+def _keep_columns(linear: nn.Linear, tp: int) -> None:
+    linear.weight = _part(linear.weight[: linear.out_features // tp])
+    if linear.bias is not None:
+        linear.bias = _part(linear.bias[: linear.out_features // tp])
+
+
+def _keep_rows(linear: nn.Linear, tp: int) -> None:
+    linear.weight = _part(linear.weight[:, : linear.in_features // tp])
+
+
+def _shard_latent(module: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Attention with compressed keys and values, as Megatron-LM divides it (its
+    core/transformer/multi_latent_attention.py).
+
+    Compressing matrices are whole on every rank, and see a rank's own tokens under sequence parallelism; what they made
+    is gathered. Keys' norm comes after that here, on all tokens, for this code cuts them from one tensor with the
+    rotated part.
+    """
+    tp, group, entering = mesh.size(), mesh.get_group(), _gather if sequence_parallel else _copy
+    query = module.q_proj if module.q_lora_rank is None else module.q_b_proj
+    for linear in (query, module.kv_b_proj):
+        _keep_columns(linear, tp)
+    _keep_rows(module.o_proj, tp)
+
+    def enter(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (entering(arguments[0], group), *arguments[1:])
+
+    def gather(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
+        return entering(output, group)
+
+    def leave(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
+        return (_scatter if sequence_parallel else _reduce)(output, group)
+
+    query.register_forward_pre_hook(enter)
+    module.kv_a_proj_with_mqa.register_forward_hook(gather)
+    module.o_proj.register_forward_hook(leave)
+    if sequence_parallel:
+        _see_own_tokens(module, (module.q_a_proj or module.q_proj, module.kv_a_proj_with_mqa), tp)
+
+
+def _see_own_tokens(module: nn.Module, inner: tuple[nn.Module, ...], tp: int) -> None:
+    """Let `module`, which reads the number of all tokens from its input, have one of that shape, which takes no memory,
+    and `inner` the rank's own tokens."""
+    own: list[Tensor] = []
+
+    def widen(hidden: Tensor) -> Tensor:
+        own[:] = [hidden]
+        return hidden[..., :1, :].expand(*hidden.shape[:-2], tp * hidden.shape[-2], -1)
+
+    def enter(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        return _with_hidden(arguments, named, widen)
+
+    def see(_module: nn.Module, _arguments: tuple[Any, ...]) -> tuple[Tensor]:
+        return (own[0],)
+
+    def leave(_module: nn.Module, _arguments: Any, _output: Any) -> None:
+        own.clear()
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave)
+    for each in inner:
+        each.register_forward_pre_hook(see, prepend=True)
 
 
 def _shard_experts(block: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Every rank holds its part of every expert, and the whole router; what the ranks make is summed."""
     tp: int = mesh.size()
     experts: Any = block.experts
-    shared: Any = getattr(block, "shared_expert", None)
+    shared: Any = getattr(block, "shared_expert", None) or getattr(block, "shared_experts", None)
     first, second = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
     if not isinstance(first, nn.Parameter) or not isinstance(second, nn.Parameter):
         raise ProfileError(
@@ -156,8 +239,8 @@ def _shard_experts(block: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) 
     experts.down_proj = _part(second[:, :, : second.shape[2] // tp])
     if shared is not None:
         for linear in (shared.gate_proj, shared.up_proj):
-            linear.weight = _part(linear.weight[: linear.out_features // tp])
-        shared.down_proj.weight = _part(shared.down_proj.weight[:, : shared.down_proj.in_features // tp])
+            _keep_columns(linear, tp)
+        _keep_rows(shared.down_proj, tp)
     _divide_between(block, block, mesh, sequence_parallel)
 
 

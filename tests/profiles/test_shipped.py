@@ -22,21 +22,21 @@ from mm_autoparallel.model.readers.job_file import read_job
 LARGEST_BYTES = 10_000_000
 
 DIVIDED = {
-    "deepseek_v3/job.yaml": {1},
+    "deepseek_v3/job.yaml": {1, 2},
     "internvl2_76b/job.yaml": {1},
     "llava_1_5_7b/job.yaml": {1, 2, 4, 8},
     "mixed_cluster/job.yaml": {1, 2, 4, 8},
-    "moonlight_16b/job.yaml": {1},
+    "moonlight_16b/job.yaml": {1, 2, 4, 8},
     "published_gains/internvl2_76b.yaml": {1},
     "published_gains/internvl2_8b.yaml": {1},
-    "qwen25_omni_7b/job.yaml": {1},
+    "qwen25_omni_7b/job.yaml": {1, 2, 4},
     "qwen2vl_72b/job.yaml": {1, 2, 4, 8},
     "qwen2vl_72b_h200/job.yaml": {1, 2, 4, 8},
     "qwen2vl_7b_h200/job.yaml": {1, 2, 4},
     "qwen3vl_30b_a3b/job.yaml": {1, 2, 4},
     "three_level_network/job.yaml": {1, 2, 4, 8},
 }
-"""Tensor parallel sizes of the traces: all lawful ones up to 8, but 1 alone of latent attention and of Omni's audio."""
+"""Tensor parallel sizes of the traces: all lawful ones up to 8."""
 
 LACKING = {"deepseek_v3/job.yaml": {"text_mtp"}}
 """Kinds of blocks that the classes of transformers do not have."""

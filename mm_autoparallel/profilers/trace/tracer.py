@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mm_autoparallel.model.blocks.parameters import count_parameters
 from mm_autoparallel.model.profiles.traced import TracedOperator
@@ -21,7 +22,7 @@ from mm_autoparallel.profilers.kinds import EndKind, Kinds, LayerKind
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.observe import Observation, middle_bytes, observe, owned_parameters
 from mm_autoparallel.profilers.split import Part, backward_parts, run_cut
-from mm_autoparallel.profilers.stack import LayerStack
+from mm_autoparallel.profilers.stack import LayerCall, LayerStack
 from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator
 from mm_autoparallel.profilers.trace.recorder import Recorder
 from mm_autoparallel.profilers.trace.tally import Tally
@@ -82,19 +83,30 @@ def _trace_layer(
     live: LiveModel, kind: LayerKind, seen: Observation, activation_bytes: int, recompute: bool
 ) -> Figures:
     modality = kind.block.modality
-    # the very first layer of a modality may take its input in another form than it hands it on
+    # the very first layer of a modality may take its input in another form than it hands it on: all ranks' tokens
     indices = kind.indices[1:] or kind.indices
     layers = [_OnAccelerator(live.layers[modality][index]) for index in indices]
     part_name = f"{modality}_layer_{indices[0]}"
     stack = LayerStack(layers, seen.calls[part_name], live.device)
+    _, handed_on = stack.forward(1)
+    if handed_on.shape != stack.state.shape:
+        stack = LayerStack(layers, _of_fewer(seen.calls[part_name], handed_on.shape[-2]), live.device)
     return trace_stack(
         stack,
         KeptActivations(live.model),
         parameter_count=seen.parameter_count[part_name],
         activation_bytes=activation_bytes,
-        output_bytes=seen.output_bytes[part_name],
+        output_bytes=count_bytes([handed_on]),
         recompute=recompute,
     )
+
+
+def _of_fewer(call: LayerCall, num_tokens: int) -> LayerCall:
+    """The same call with the first tokens alone."""
+    leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    leaves[call.taken_at] = leaves[call.taken_at][..., :num_tokens, :].clone()
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 class _OnAccelerator(nn.Module):

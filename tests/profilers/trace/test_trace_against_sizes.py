@@ -111,6 +111,29 @@ def test_implementation_decides_what_is_not_stated(stated: dict[str, Any]) -> No
     assert workload.stack == stated.get("stack", "transformers")
 
 
+def test_latent_attention_divided_by_heads_keeps_what_its_sizes_say() -> None:
+    """Compressed vectors are whole on every rank: what sizes miss of one device they miss of each of two."""
+    document = WHOLE_DOCUMENTS["deepseek_v3"]
+    missed_bytes: dict[tuple[int, bool], list[float]] = {}
+    for tp, divided in ((1, False), (2, False), (2, True)):
+        job = job_of(document, 512, implementation="transformers", sequence_parallel=divided)
+        entries = trace_job(document, job, tp, recompute=False)
+        costs = block_costs(job, Strategy(pp=1, tp=tp, dp=1, mbs=1))
+        layers = [block for block in expand(job.model).blocks if block.role == "layer"]
+        missed_bytes[tp, divided] = [
+            entries[block.kind].activation_bytes - costs[block.name].activation_bytes for block in layers
+        ]
+        gathered = {
+            sum(one.moved_bytes * one.num_calls for one in entries[block.kind].operators if one.name == "all_gather")
+            for block in layers
+        }
+        assert (gathered != {0}) == divided
+    assert missed_bytes[2, False] == missed_bytes[1, False]
+    # keys' norm sees the other rank's tokens too: their fp32 copies, and a number each
+    other_bytes = 256 * 4 * (document["kv_lora_rank"] + 1)
+    assert missed_bytes[2, True] == [missed + other_bytes for missed in missed_bytes[1, False]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tp", "workload"),
