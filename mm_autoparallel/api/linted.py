@@ -151,7 +151,8 @@ def _lint(
     linter, of_files = _linter(name), list[Finding]()
     refusal: PlannerError | None = None
     try:
-        of_files = [*linter.find(path, given)] if linter else []
+        for one in linter.find(path, given) if linter else ():
+            of_files.append(one)  # one by one: what was found before an error stays
         if device is None and cluster is None:
             kind.read_plan(path, given)
             of_files.append(Finding(UNSIMULATED, "memory and time are not looked at without a device", path,
