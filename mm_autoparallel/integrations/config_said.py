@@ -40,6 +40,15 @@ BATCHES = ("global_batch_size", "micro_batch_size")
 _NEAR = 0.9
 """How alike an unknown key is to a known one of its section to be that one misspelt; assumed."""
 
+_INSTEAD = {
+    "global_batch_size": ("micro_batches", "mbs"),
+    "mbs": ("micro_batches", "global_batch_size"),
+    "recompute": ("mbs", "micro_batches", "tp", "zero"),
+    "layers": ("pp",),
+    "zero": ("tp", "dp"),
+}
+"""Where a file has no key of its own for a choice, whose line is told."""
+
 RULES = (*rules.SIZES, rules.CONTRADICTED, rules.IDLE, rules.MISSPELT, rules.OLD, rules.DEPRECATED, rules.KEY_TWICE)
 
 
@@ -176,7 +185,7 @@ def locate_by(keys: Keys) -> Callable[[Path, str], int | None]:
 
     def locate(path: Path, about: str) -> int | None:
         lines = read_key_lines(path)
-        found = (lines.find(key) for key in keys.get(about, ()))
+        found = (lines.find(key) for name in (about, *_INSTEAD.get(about, ())) for key in keys.get(name, ()))
         return next((line for line in found if line is not None), None)
 
     return locate

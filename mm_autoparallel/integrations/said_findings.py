@@ -132,7 +132,8 @@ def _look_at_model(said: Said) -> Iterator[Finding]:
     share, words = (tp * cp, f"TP {tp} x CP {cp}") if said.ulysses and cp > 1 else (tp, f"TP {tp}")
     for name, what in (("heads", "attention heads"), ("query_groups", "query groups")):
         count = said.number(name)
-        if count and count % share and share % count:
+        may_copy = name == "query_groups"  # ranks beyond the groups hold copies of them
+        if count and count % share and not (may_copy and share % count == 0):
             at = name if name in said.keys else "tp" if tp > 1 else "cp"
             yield said.found(rules.HEADS_DEALT, f"{words} does not divide {count} {what}", at)
     length, positions = said.number("seq_length"), said.number("positions")

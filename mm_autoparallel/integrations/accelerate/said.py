@@ -48,7 +48,7 @@ _OF_MEGATRON = {
     "optimizer_offload": _of(MEGATRON, "optimizer_cpu_offload"),
     "zero": _of(MEGATRON, "use_distributed_optimizer"),
 }
-KEYS = {key: (*_OF_FSDP.get(key, ()), *_OF_MEGATRON.get(key, ())) for key in {**_OF_FSDP, **_OF_MEGATRON}}
+KEYS = {key: (*_OF_MEGATRON.get(key, ()), *_OF_FSDP.get(key, ())) for key in {**_OF_FSDP, **_OF_MEGATRON}}
 """Of both kinds of training."""
 
 KNOWN = {section: [f"{PREFIXES[section]}_{key}" for key in keys.split()] for section, keys in KEYS_OF.items()}

@@ -22,7 +22,12 @@ from mm_autoparallel.integrations.said_findings import find_sizes
 
 KEYS = {
     "recompute": ("model.recompute_num_layers", "model.recompute_granularity"),
-    "layers": ("model.pipeline_model_parallel_layout", "model.pipeline_model_parallel_size"),
+    "layers": (
+        "model.pipeline_model_parallel_layout",
+        "model.num_layers_in_first_pipeline_stage",
+        "model.num_layers_in_last_pipeline_stage",
+        "model.pipeline_model_parallel_size",
+    ),
     "tp": ("model.tensor_model_parallel_size",),
     "pp": ("model.pipeline_model_parallel_size",),
     "cp": ("model.context_parallel_size",),

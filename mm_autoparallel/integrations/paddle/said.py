@@ -65,4 +65,5 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
     total, pp = said.number("num_layers"), said.size("pp")
     vpp = said.size("vpp") if pp > 1 else 1
     layers = deal(str(path), lambda: deal_layers(arguments, total or 0, pp, vpp, str(path))) if total else None
-    return replace(said, numbers=numbers, layers=layers, most_zero=1, ulysses=True), fields
+    mends = {"zero": f"{SHARDING}: stage1"}
+    return replace(said, numbers=numbers, layers=layers, mends=mends, most_zero=1, ulysses=True), fields

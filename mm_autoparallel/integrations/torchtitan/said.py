@@ -76,12 +76,11 @@ def _say(path: Path, given: Given, config: Config, fields: Fields) -> Said:
     rest = said.group * (copies or 1)
     if shards is None and world and world % rest == 0:
         shards = world // rest
-    numbers.pop("dp", None)
+    for name in ("dp", "zero"):  # whose keys are not these numbers
+        numbers.pop(name, None)
     if shards:
         numbers["dp"] = shards * (copies or 1)
         numbers["ranks"] = shards * said.size("cp") * said.size("tp")
-    elif world:
-        numbers["dp"] = max(1, world // rest) * (copies or 1)
     local = said.number("micro_batches") or 8
     mbs = (_whole(fields.get(_ROUND)) or 1) if pp > 1 else local
     numbers |= {"mbs": mbs, "etp": said.number("etp") or 1, "divides": int(said.size("tp") > 1)}
