@@ -58,7 +58,11 @@ def given_all(path: Path, models: list[Path], entry: str | None) -> Iterator[Giv
 
 def given_for(kind: LaunchKind, path: Path, models: list[Path], entry: str | None) -> Given:
     """What is said beside the file at `path`: the first with which it is read, the very first where none is."""
-    several = [*given_all(path, models, entry)]
+    return first_read(kind, path, [*given_all(path, models, entry)])
+
+
+def first_read(kind: LaunchKind, path: Path, several: list[Given]) -> Given:
+    """The first of `several` with which the file at `path` is read, the very first where none is."""
     return next((given for given in several if not refusal_of(kind, path, given)), several[0])
 
 

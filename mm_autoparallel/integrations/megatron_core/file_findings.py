@@ -64,7 +64,7 @@ def find_choices(said: Said) -> Iterator[Finding]:
     if said.holds(flags.SEQUENCE_PARALLEL) and (said.number("tp") == 1 or not said.holds(flags.TENSOR)):
         at = said.name(flags.SEQUENCE_PARALLEL)
         yield said.found(shared.IDLE, f"{at} is turned off with TP 1", at)
-    if said.size("ep") > 1 and not said.holds(rules.EXPERTS):
+    if said.size("ep") > 1 and said.number("num_layers") and not said.holds(rules.EXPERTS):
         at = said.name(flags.EXPERT)
         yield said.found(shared.CONTRADICTED, f"{at} needs {said.name(rules.EXPERTS)} beside it", at)
 
