@@ -11,7 +11,7 @@ from typing import Any
 from mm_autoparallel.errors import PlanError, PlannerError
 from mm_autoparallel.integrations import file_rules as rules
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.findings import Finding, Linter
+from mm_autoparallel.integrations.findings import Finding, Linter, Rule
 from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.said import KeyTable, Said
 from mm_autoparallel.integrations.said_findings import find_pairs, find_sizes
@@ -49,7 +49,7 @@ _INSTEAD = {
 }
 """Where a file has no key of its own for a choice, whose line is told."""
 
-RULES = (*rules.SIZES, rules.CONTRADICTED, rules.IDLE, rules.MISSPELT, rules.OLD, rules.DEPRECATED, rules.KEY_TWICE)
+RULES = (*rules.SIZES, rules.CONTRADICTED, rules.IDLE, rules.MISSPELT, rules.KEY_TWICE)
 
 
 def flatten(document: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -162,10 +162,11 @@ def make_linter(
     keys: Keys,
     spell: Callable[[Path, Plan, Plan, Job], str] | None = None,
     known: Mapping[str, Sequence[str]] | None = None,
-    choices: Mapping[str, str] | None = None,
+    more: Sequence[Rule] = (),
 ) -> Linter:
     """The linter of configurations. read: (path, what a person says beside it) → what it says, and its fields; raises
-    PlannerError where it cannot be read. known: as find_unknown. spell, choices: as in Linter."""
+    PlannerError where it cannot be read. spell: as in Linter. known: as find_unknown. more: rules of its table
+    beside RULES."""
 
     def find(path: Path, given: Given) -> Iterator[Finding]:
         twice = [*find_twice(path)]
@@ -177,7 +178,7 @@ def make_linter(
         yield from find_pairs(said)
         yield from find_unknown(said, fields, known or {})
 
-    return Linter(RULES, find, locate_by(keys), spell, choices or {})
+    return Linter((*RULES, *more), find, locate_by(keys), spell)
 
 
 def locate_by(keys: Keys) -> Callable[[Path, str], int | None]:

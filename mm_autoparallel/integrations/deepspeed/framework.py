@@ -42,8 +42,9 @@ def _linter() -> Linter:
     from mm_autoparallel.integrations.config_said import make_linter
     from mm_autoparallel.integrations.deepspeed.said import KEYS, KNOWN, read_said
     from mm_autoparallel.integrations.deepspeed.written import decide_values
+    from mm_autoparallel.integrations.file_rules import DEPRECATED
 
-    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN)
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN, (DEPRECATED,))
 
 
 FRAMEWORK = Framework("DeepSpeed 0.19", launches=_launches, exporter=_exporter, linter=_linter)
