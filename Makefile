@@ -20,6 +20,13 @@ GALVATRON ?=
 PADDLE_GALVATRON ?=
 # sources of hetu-galvatron 2.4.0 (pip download --no-deps --no-binary :all:), for `make nightly`; none: they are left out
 GALVATRON_2_4_0 ?=
+# work tree of NVIDIA-NeMo/Megatron-Bridge of 0.6 or later, for `make nightly`; none: its modules' sections are left out
+MEGATRON_BRIDGE ?=
+# folder for clones of Megatron-LM, MindSpeed-LLM and MindSpeed-MM, made where they are missing, for `make nightly`; none:
+# plans are not written into their scripts
+LAUNCH_SCRIPTS ?=
+# checkouts with configurations of frameworks, for `make nightly`; none: `lint` looks at none
+CONFIGURATIONS ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
@@ -76,6 +83,9 @@ nightly:
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
 	$(PYTHON) tests/frameworks/galvatron_2_4_0.py --seed $(NIGHT) $(if $(GALVATRON_2_4_0),--sources $(GALVATRON_2_4_0) --python $(ENVIRONMENTS)/galvatron/bin/python)
 	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron) $(if $(PADDLE_GALVATRON),--paddle $(PADDLE_GALVATRON))
+	$(PYTHON) tests/frameworks/megatron_bridge_mimo.py --seed $(NIGHT) $(if $(MEGATRON_BRIDGE),--bridge $(MEGATRON_BRIDGE))
+	$(PYTHON) tests/frameworks/launch_scripts_census.py $(if $(LAUNCH_SCRIPTS),--sources $(LAUNCH_SCRIPTS) --fetch)
+	$(PYTHON) tests/frameworks/lint_config_census.py $(CONFIGURATIONS)
 	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
 	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)

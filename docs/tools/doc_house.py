@@ -95,14 +95,23 @@ def export_features() -> str:
 def lint_rules() -> str:
     """What `lint` looks for in every framework's files, then in those of each."""
     frameworks_of: dict[Rule, list[str]] = {}
-    for name, rules in list_rules().items():
+    known = {name: rules for name, rules in list_rules().items() if rules}
+    for name, rules in known.items():
         for rule in rules:
-            frameworks_of.setdefault(rule, []).append(f"`{name}`" if name else "all")
+            frameworks_of.setdefault(rule, []).append(name)
     rows = [
-        (f"`{rule.key}`", rule.severity, ", ".join(names), escaped(rule.finds), escaped(rule.mends))
+        (f"`{rule.key}`", rule.severity, _whose(names, [*known]), escaped(rule.finds), escaped(rule.mends))
         for rule, names in frameworks_of.items()
     ]
     return table(("rule", "severity", "framework", "what it finds", "what mends it"), rows)
+
+
+def _whose(names: list[str], known: list[str]) -> str:
+    """Frameworks of `known` whose rule it is, those that lack it where these are fewer; an empty name is all."""
+    lacking = [f"`{name}`" for name in known if name and name not in names]
+    if "" in names or not lacking:
+        return "all"
+    return f"all but {', '.join(lacking)}" if len(lacking) < len(names) else ", ".join(f"`{name}`" for name in names)
 
 
 def assistant_tools() -> str:

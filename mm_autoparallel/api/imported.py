@@ -113,9 +113,7 @@ def import_launch(
     plan = kind.read_plan(path, replace(given, world_size=world_size))
     model: Any = described.model
     document = {
-        "model": model.model_dump(mode="json", exclude_unset=True)
-        if isinstance(model, Model)
-        else str(model.resolve()),
+        "model": _inline(model) if isinstance(model, Model) else str(model.resolve()),
         "cluster": dict(cluster),
         "workload": dict(described.workload),
         "search": dict(described.search),
@@ -126,6 +124,14 @@ def import_launch(
     if described.not_searched:
         notes += (f"not searched: {'; '.join(described.not_searched)}",)
     return ImportResult(name, path, job, document, evaluate(job, plan), notes)
+
+
+def _inline(model: Model) -> dict[str, Any]:
+    """The model as a job's file has it: what somebody set, and the kinds of stems, which files always name."""
+    document = model.model_dump(mode="json", exclude_unset=True)
+    for written, encoder in zip(document.get("encoders", ()), model.encoders, strict=False):
+        written["stem"]["type"] = encoder.stem.type
+    return document
 
 
 def _check_taken(kind: LaunchKind, given: Given) -> None:

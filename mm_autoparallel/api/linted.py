@@ -16,6 +16,7 @@ from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding, Linter, Rule, Severity, find_line
 from mm_autoparallel.integrations.framework import LaunchKind
+from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.lint import plan_rules
 from mm_autoparallel.lint.study import Advice, Study
 from mm_autoparallel.model.job.job import Job
@@ -151,7 +152,8 @@ def _lint(
     linter, of_files = _linter(name), list[Finding]()
     refusal: PlannerError | None = None
     try:
-        of_files = [*linter.find(path, given)] if linter else []
+        for one in linter.find(path, given) if linter else ():
+            of_files.append(one)  # one by one: what was found before an error stays
         if device is None and cluster is None:
             kind.read_plan(path, given)
             of_files.append(Finding(UNSIMULATED, "memory and time are not looked at without a device", path,
@@ -165,7 +167,7 @@ def _lint(
     yield from of_files
     if refusal and not any(one.unread or one.rule.severity == "error" for one in of_files):
         message = re.sub(rf"^(?:[a-z ]+ )?{re.escape(str(path))}: ", "", str(refusal))
-        yield Finding(UNREAD, message, path, find_line(read_text(path, "launch file", "text"), message))
+        yield Finding(UNREAD, message, path, find_line(message, read_key_lines(path).find))
 
 
 def _place(advice: Advice, path: Path, linter: Linter | None, plan: Plan, job: Job) -> Finding:

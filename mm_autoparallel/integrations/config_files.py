@@ -4,13 +4,12 @@ says beside them."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.files import describe_value
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.framework import Target
 from mm_autoparallel.model.job.job import Job
@@ -139,18 +138,3 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield from _flatten(value, f"{above}{key}.")
         elif value is not None:
             yield f"{above}{key}", value
-
-
-def locate_by(keys: Mapping[str, Sequence[str]]) -> Callable[[Path, str], int | None]:
-    """How `lint` finds the line of a choice: that of the first of its keys that stands in the file. keys: field of a
-    strategy, or layers, recompute, global_batch_size → keys of the file."""
-
-    def locate(path: Path, about: str) -> int | None:
-        text = read_text(path, "configuration", "text")
-        for key in keys.get(about, ()):
-            found = re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text)
-            if found:
-                return text.count("\n", 0, found.start()) + 1
-        return None
-
-    return locate

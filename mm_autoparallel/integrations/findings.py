@@ -72,14 +72,11 @@ class Linter:
     choices: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_line(text: str, message: str) -> int | None:
-    """The line of a file's `text` that `message` is about: the one it names, or that of the first flag or dotted key in
-    it that stands there."""
+def find_line(message: str, locate: Callable[[str], int | None]) -> int | None:
+    """The line of a file that `message` is about: the one it names, or that of the first flag or dotted key in it that
+    stands there. locate: flag or key → its line."""
     named = re.search(r"\blines? (\d+)\b", message)
     if named:
         return int(named[1])
-    for word in re.findall(r"--[A-Za-z][\w-]+|\b[a-z]\w*_\w+\b", message):
-        found = re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)
-        if found:
-            return text.count("\n", 0, found.start()) + 1
-    return None
+    words = re.findall(r"--[A-Za-z][\w-]+|\b[A-Za-z]\w*(?:\.\w+)+|\b[a-z]\w*_\w+\b", message)
+    return next((line for word in words if (line := locate(word)) is not None), None)

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -36,21 +37,42 @@ ENTRIES = {"megatron-bridge": megatron_bridge.list_entries, "torchtitan": torcht
 WORLD_SIZES = (64, 1024, 512, 256, 128, 8, 4, 2, 1, 96, 832)
 
 
-def refusal_of(kind: LaunchKind, path: Path, models: list[Path], entry: str | None) -> str:
-    """Why no plan is read from the file at `path`; empty where one is."""
-    refusal = ""
+def usual_sizes(folder: Path) -> list[Path]:
+    """A decoder of each of DEPTHS, written into `folder`."""
+    left_out = ("seq-length", "hidden-dropout", "attention-dropout")
+    sizes = {key: value for key, value in DENSE.items() if key not in left_out}
+    models = [folder / f"{depth}.json" for depth in DEPTHS]
+    for model, depth in zip(models, DEPTHS, strict=True):
+        model.write_text(json.dumps(sizes | {"padded-vocab-size": 512, "num-layers": depth}))
+    return models
+
+
+def given_all(path: Path, models: list[Path], entry: str | None) -> Iterator[Given]:
+    """What is said beside the file at `path`, the first first."""
     above = [folder / "common.py" for folder in path.parents if path.suffix == ".py"]
     beside = tuple(each for each in above if each.is_file() and each != path)[:1]
     for model, world_size in product(models, WORLD_SIZES):
         batch = {"seq_length": 1024, "micro_batch_size": 1, "global_batch_size": 1024}
-        given = Given(model, world_size=world_size, entry=entry, beside=beside, **batch)
-        try:
-            kind.read_plan(path, given)
-        except PlannerError as failure:
-            refusal = refusal or str(failure).replace(str(path), path.name)
-        else:
-            return ""
-    return refusal
+        yield Given(model, world_size=world_size, entry=entry, beside=beside, **batch)
+
+
+def given_for(kind: LaunchKind, path: Path, models: list[Path], entry: str | None) -> Given:
+    """What is said beside the file at `path`: the first with which it is read, the very first where none is."""
+    return first_read(kind, path, [*given_all(path, models, entry)])
+
+
+def first_read(kind: LaunchKind, path: Path, several: list[Given]) -> Given:
+    """The first of `several` with which the file at `path` is read, the very first where none is."""
+    return next((given for given in several if not refusal_of(kind, path, given)), several[0])
+
+
+def refusal_of(kind: LaunchKind, path: Path, given: Given) -> str:
+    """Why no plan is read from the file at `path`; empty where one is."""
+    try:
+        kind.read_plan(path, given)
+    except PlannerError as failure:
+        return str(failure).replace(str(path), path.name)
+    return ""
 
 
 def main() -> int:
@@ -62,11 +84,7 @@ def main() -> int:
     kinds = {name: kind for name in READ for kind in frameworks()[name].launches()}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as folder:
-        left_out = ("seq-length", "hidden-dropout", "attention-dropout")
-        sizes = {key: value for key, value in DENSE.items() if key not in left_out}
-        models = [Path(folder) / f"{depth}.json" for depth in DEPTHS]
-        for model, depth in zip(models, DEPTHS, strict=True):
-            model.write_text(json.dumps(sizes | {"padded-vocab-size": 512, "num-layers": depth}))
+        models = usual_sizes(Path(folder))
         paths = [path for each in arguments.folders for path in sorted(each.rglob("*")) if path.is_file()]
         for path in paths:
             for name, kind in kinds.items():
@@ -75,7 +93,7 @@ def main() -> int:
                 lists = ENTRIES.get(name) if path.suffix == ".py" else None
                 entries = lists(path) if lists else [None]
                 for entry in entries:
-                    refusal = refusal_of(kind, path, models, entry)
+                    refusal = refusal_of(kind, path, given_for(kind, path, models, entry))
                     counts[name]["refused" if refusal else "read"] += 1
                     if refusal and arguments.list:
                         print(f"  {refusal[:200]}")

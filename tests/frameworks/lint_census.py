@@ -21,6 +21,7 @@ from megatron_core_census import OF_TESTS, OTHERS, TOKENS, TRAINS, VOCABULARY, W
 from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON
 from mm_autoparallel.integrations.megatron_core.launch import is_launch
 
 KNOWN = {
@@ -53,7 +54,7 @@ def main() -> int:
         files += 1
         usual = WORLD_SIZE if path.suffix == ".sh" else OF_TESTS
         try:
-            world_size = least_world(path, usual)
+            world_size = least_world(path, usual, MEGATRON)
         except PlannerError:
             world_size = usual  # what cannot be read is told below
         said = Given(world_size=world_size, vocab_size=None if VOCABULARY.search(text) else TOKENS)

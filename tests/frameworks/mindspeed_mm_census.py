@@ -148,13 +148,14 @@ class Count:
         }
 
 
-def unpack(repository: Path, release: str, folder: Path) -> None:
-    """The texts of `release` into `folder`; binary files may be missing from a clone, and are not needed."""
+def unpack(repository: Path, release: str, folder: Path, below: tuple[str, ...] = ("examples/",)) -> None:
+    """The texts of `release` in the folders `below` into `folder`; binary files may be missing from a clone, and are
+    not needed."""
     listed = git(repository, "ls-tree", "-r", release).decode()
     wanted = []
     for line in listed.splitlines():
         about, path = line.split("\t")
-        if path.startswith("examples/") and path.endswith((".sh", ".json", ".yaml", ".yml")):
+        if path.startswith(below) and path.endswith((".sh", ".json", ".yaml", ".yml")):
             wanted.append((about.split()[2], path))
     found = git(repository, "cat-file", "--batch", content="\n".join(name for name, _ in wanted))
     start = 0

@@ -14,6 +14,7 @@ from mm_autoparallel.api.linted import lint_files, list_rules
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
 
 UNIT = re.compile(r"_(?:ms|bytes|tokens|fraction|count|probability|per_s)$")
 BAD = GOOD.replace("--global-batch-size 128", "--global-batch-size 130").replace("    --overlap-grad-reduce\n", "")
@@ -145,7 +146,8 @@ def test_scripts_of_other_frameworks_have_the_rules_of_their_kind_alone(tmp_path
         here = {one.rule.key for one in linter().find(path, Given())}
         assert here <= {mistake.rule, *mistake.also}
         found |= here
-    assert found == {rule.key for rule in linter().rules}
+    assert found <= {rule.key for rule in linter().rules}
+    assert {rule.key for rule in OF_KIND} - found == {"micro-batches-below-stages"}  # Megatron-LM takes fewer
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -41,16 +41,12 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
+    from mm_autoparallel.integrations.accelerate.said import KEYS, KNOWN, read_said
     from mm_autoparallel.integrations.accelerate.written import decide_values
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import make_linter
 
-    keys = {
-        "recompute": ("fsdp_activation_checkpointing", "megatron_lm_recompute_num_layers"),
-        "layers": ("megatron_lm_decoder_last_pipeline_num_layers", "megatron_lm_pp_degree"),
-        "tp": ("parallelism_config_tp_size", "megatron_lm_tp_degree"),
-        "zero": ("distributed_type",),
-    }
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN)
 
 
 FRAMEWORK = Framework("Hugging Face accelerate 1.15", launches=_launches, exporter=_exporter, linter=_linter)

@@ -31,7 +31,7 @@ PROCESSES, MACHINES = "num_processes", "num_machines"
 CONTEXT_KINDS = {"ring": "alltoall", "all_gather": "allgather"}
 """How ranks of a context parallel group share attention → torch's word for what moves keys and values."""
 
-_KEYS = {
+KEYS_OF = {
     FSDP: "activation_checkpointing auto_wrap_policy backward_prefetch cpu_ram_efficient_loading forward_prefetch "
     "ignored_modules min_num_params offload_params reshard_after_forward sharding_strategy state_dict_type "
     "sync_module_states transformer_layer_cls_to_wrap use_orig_params version backward_prefetch_policy",
@@ -44,7 +44,9 @@ _KEYS = {
     "recompute_method recompute_num_layers sequence_parallelism tp_degree use_custom_fsdp use_distributed_optimizer "
     "use_precision_aware_optimizer use_rotary_position_embeddings",
 }
-_PREFIXES = {FSDP: "fsdp", SIZES: "parallelism_config", MEGATRON: "megatron_lm"}
+"""Section → its keys, without the prefix that all of them have."""
+
+PREFIXES = {FSDP: "fsdp", SIZES: "parallelism_config", MEGATRON: "megatron_lm"}
 _OLD_SHARDING = {"FULL_SHARD": (3, True), "SHARD_GRAD_OP": (3, False), "NO_SHARD": (0, True), "1": (3, True)}
 """Of FSDP 1: ZeRO and whether weights are given up after the forward."""
 
@@ -93,8 +95,8 @@ def read_plan(
 ) -> Plan:
     """The plan of a configuration's content. totals: layers of each modality. mbs, batch: samples of a micro-batch and
     of a step; batch may be None where the file tells micro-batches. world_size: None: as the file has it."""
-    for section, keys in _KEYS.items():
-        names = [f"{_PREFIXES[section]}_{key}" for key in keys.split()]
+    for section, keys in KEYS_OF.items():
+        names = [f"{PREFIXES[section]}_{key}" for key in keys.split()]
         check_keys(section_at(document, section, where), names, f"{where}: {section}")
     _check_precision(document, where)
     if world_size is None:
@@ -226,12 +228,13 @@ def _read_megatron(
         raise PlanError(
             f"{where}: {micro_batches} micro-batches of {mbs} on DP {strategy.dp} are {per_step} samples, not {batch}"
         )
-    layers = _read_layers(section, totals["text"], pp, where)
+    layers = read_layers(section, totals["text"], pp, where)
     recompute, modes = _read_recompute(section, layers, where)
     return Plan(strategy, {"text": layers}, {"text": recompute}, per_step, modes=modes)
 
 
-def _read_layers(section: Mapping[str, Any], total: int, pp: int, where: str) -> tuple[int, ...]:
+def read_layers(section: Mapping[str, Any], total: int, pp: int, where: str) -> tuple[int, ...]:
+    """The layers of each stage, of `total`. Raises PlanError where they are not dealt evenly."""
     last = size_at(section, "megatron_lm_decoder_last_pipeline_num_layers", where, 0)
     others = (total - last) if last else total
     stages = pp - 1 if last else pp

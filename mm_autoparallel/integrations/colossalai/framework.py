@@ -37,18 +37,12 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.colossalai.read import COUNTS
+    from mm_autoparallel.integrations.colossalai.said import KEYS, KNOWN, read_said
     from mm_autoparallel.integrations.colossalai.written import decide_values
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import make_linter
 
-    keys = {
-        "recompute": (COUNTS,),
-        "layers": ("num_layers_per_stage", "pp_size"),
-        "tp": ("tp_size",),
-        "mbs": ("microbatch_size", "num_microbatches"),
-        "zero": ("zero_stage",),
-    }
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN)
 
 
 FRAMEWORK = Framework("Colossal-AI 0.5", launches=_launches, exporter=_exporter, linter=_linter)

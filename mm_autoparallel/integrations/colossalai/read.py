@@ -147,7 +147,7 @@ def read_plan(
         rank_order="tp-cp-ep-pp-dp" if flag_at(keywords, "dp_outside", where, usual=True) else DEFAULT_RANK_ORDER,
         sequence_parallel=tp == 1 or (divides and mode == "split_gather"),
     )
-    layers = _read_layers(keywords, where, totals["text"], pp, vpp)
+    layers = read_layers(keywords, where, totals["text"], pp, vpp)
     return Plan(strategy, {"text": layers}, {"text": _read_recompute(keywords, where, layers)}, batch)
 
 
@@ -160,7 +160,8 @@ def _read_chunks(keywords: Mapping[str, Any], where: str, pp: int) -> int:
     return chunks if pp > 1 else 1
 
 
-def _read_counts(value: Any, length: int, where: str, key: str) -> tuple[int, ...]:
+def read_counts(value: Any, length: int, where: str, key: str) -> tuple[int, ...]:
+    """The list `value` of `length` whole numbers under `key`. Raises PlanError where it is none."""
     if (
         not isinstance(value, list)
         or len(value) != length
@@ -170,12 +171,13 @@ def _read_counts(value: Any, length: int, where: str, key: str) -> tuple[int, ..
     return tuple(value)
 
 
-def _read_layers(keywords: Mapping[str, Any], where: str, total: int, pp: int, vpp: int) -> tuple[int, ...]:
+def read_layers(keywords: Mapping[str, Any], where: str, total: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """The layers of each virtual stage, of `total`. Raises PlanError where the keywords place others."""
     said = keywords.get("num_layers_per_stage")
     if said is not None:
         if vpp > 1:
             raise PlanError(f"{where}: num_layers_per_stage goes with one chunk alone in Colossal-AI")
-        counts = _read_counts(said, pp, where, "num_layers_per_stage")
+        counts = read_counts(said, pp, where, "num_layers_per_stage")
         if sum(counts) != total:
             raise PlanError(f"{where}: num_layers_per_stage holds {sum(counts)} layers, and the model has {total}")
         return counts
@@ -189,7 +191,7 @@ def _read_recompute(keywords: Mapping[str, Any], where: str, layers: tuple[int, 
     if not section:
         return (0,) * len(layers)
     check_keys(section, (COUNTS,), f"{where}: {CHECKPOINTS}")
-    counts = _read_counts(section.get(COUNTS), len(layers), where, COUNTS)
+    counts = read_counts(section.get(COUNTS), len(layers), where, COUNTS)
     if any(again > held for again, held in zip(counts, layers, strict=True)):
         raise PlanError(f"{where}: {COUNTS} {list(counts)} is more than the layers there, {list(layers)}")
     return counts

@@ -38,12 +38,13 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
-    from mm_autoparallel.integrations.deepspeed.read import BATCH, MICRO_BATCH, ZERO
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.deepspeed.said import KEYS, KNOWN, read_said
     from mm_autoparallel.integrations.deepspeed.written import decide_values
+    from mm_autoparallel.integrations.file_rules import DEPRECATED
 
-    keys = {"mbs": (MICRO_BATCH,), "global_batch_size": (BATCH,), "zero": (ZERO,), "tp": ("autotp_size",)}
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN, (DEPRECATED,))
 
 
 FRAMEWORK = Framework("DeepSpeed 0.19", launches=_launches, exporter=_exporter, linter=_linter)

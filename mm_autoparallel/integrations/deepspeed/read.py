@@ -31,7 +31,7 @@ CONFIG, LAYERS = "ds_config.json", "planned_layers.py"
 BATCH, MICRO_BATCH, MICRO_BATCHES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 ZERO, TENSOR, SEQUENCE = "zero_optimization", "tensor_parallel", "sequence_parallel_size"
 
-_TOP = (
+TOP = (
     "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger communication_data_type "
     "compile compression_training csv_monitor cuda_visible_devices curriculum_learning data_efficiency data_types "
     "dataloader_drop_last disable_allgather disable_python_gc dump_state eigenvalue elasticity flops_profiler "
@@ -67,7 +67,7 @@ def is_config(path: Path) -> bool:
 def describe_launch(path: Path, given: Given) -> Described:
     """What the configuration at `path` trains. Raises JobError or PlanError as `read_launch_plan`."""
     plan = read_launch_plan(path, given)
-    notes = () if _find_layers(path, given) else (f"{LAYERS} is not beside it: one stage and no recompute are assumed",)
+    notes = () if find_layers(path, given) else (f"{LAYERS} is not beside it: one stage and no recompute are assumed",)
     stack = "megatron-deepspeed" if plan.strategy.pp > 1 else "transformers"
     return describe_config(path, given, stack, plan, {}, notes)
 
@@ -78,7 +78,7 @@ def read_launch_plan(path: Path, given: Given) -> Plan:
     Raises JobError naming what nobody says, PlanError naming the key that is malformed or says what no plan does.
     """
     document, totals = read_document(path, "configuration"), read_totals(path, given)
-    beside = _find_layers(path, given)
+    beside = find_layers(path, given)
     lists = read_lists(beside) if beside else None
     if lists and {modality: sum(counts) for modality, counts in lists[0].items()} != dict(totals):
         raise PlanError(f"{beside}: it places other layers than the model has ({dict(totals)})")
@@ -86,7 +86,10 @@ def read_launch_plan(path: Path, given: Given) -> Plan:
     return read_plan(document, f"configuration {path}", totals, lists, world_size, given)
 
 
-def _find_layers(path: Path, given: Given) -> Path | None:
+def find_layers(path: Path, given: Given) -> Path | None:
+    """The planned_layers.py of the configuration at `path`; None where there is none.
+
+    Raises JobError for more files."""
     if len(given.beside) > 1:
         raise JobError(f"{given.beside[1]}: beside {path} one file is read, {LAYERS}")
     beside = given.beside[0] if given.beside else path.parent / LAYERS
@@ -106,7 +109,7 @@ def read_plan(
 ) -> Plan:
     """The plan of a configuration's content. lists: layers and recompute by modality and stage; None: one stage, and
     nothing recomputes."""
-    check_keys(document, _TOP.split(), where)
+    check_keys(document, TOP.split(), where)
     zero_section = section_at(document, ZERO, where)
     for key, what in _NOT_PLANNED.items():
         said = zero_section.get(key)

@@ -32,10 +32,10 @@ SECTIONS = {field.partition(".")[0] for field in _READ} | {
     *("tensor_inspect", "optimizer_config_override_provider", "env_vars", "inprocess_restart", "data_parallel_size"),
 }
 """megatron/bridge/training/config.py, ConfigContainer; validation, env_vars: of later releases."""
-_YAML, _OVERRIDES, _PYTHON = (".yaml", ".yml"), (".txt", ".overrides"), (".py",)
+YAML, _OVERRIDES, _PYTHON = (".yaml", ".yml"), (".txt", ".overrides"), (".py",)
 _DEEPEST = 3
 """Dots in the field that is a module of MIMO's section."""
-_NEAR = 0.9
+NEAR = 0.9
 """Likeness above which a field is a misspelling: no two fields of 0.3.1 that decide, or with one that does, are."""
 _OVERRIDE = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<left_out>[A-Za-z_][\w.]*)")
 
@@ -45,7 +45,7 @@ def is_config(path: Path) -> bool:
     try:
         if path.suffix in SCRIPTS:
             return is_script(path)
-        if path.suffix in _YAML:
+        if path.suffix in YAML:
             document = read_document(path, "configuration")
             model, known = document.get("model"), _OF_MODEL | {mimo.SECTION}
             return isinstance(model, dict) and (
@@ -102,7 +102,7 @@ def read_fields(path: Path, given: Given) -> dict[str, Any]:
             found |= read_recipe(one, recipes, given.entry)
         elif one.suffix in SCRIPTS:
             found |= _read_started(one, recipes, given.entry)
-        elif one.suffix in _YAML:
+        elif one.suffix in YAML:
             found |= dict(flatten(read_document(one, "configuration"), f"configuration {one}"))
         else:
             found |= _read_overrides(one)
@@ -155,7 +155,7 @@ def _list_fields(field: str, value: Any, where: str) -> Iterator[tuple[str, Any]
 def _check_spelling(field: str, where: str) -> None:
     """Raises JobError for a field that is nearly one that decides; Megatron-Bridge takes unknown ones of a YAML as well
     and does nothing with them."""
-    near = difflib.get_close_matches(field, _READ, n=1, cutoff=_NEAR) if field not in _READ else []
+    near = difflib.get_close_matches(field, _READ, n=1, cutoff=NEAR) if field not in _READ else []
     if near:
         raise JobError(f'{where}: {field} is not known there and would decide nothing (did you mean "{near[0]}"?)')
 

@@ -96,6 +96,18 @@ _NONE_BUT_NAMED = ("model.cuda_graph_impl", "model.window_size", "model.linear_a
 _WORD = re.compile(r"[\w.,|*()+\[\]:/-]{1,2000}")
 
 
+def name_field(flag: str) -> str:
+    """The first field that says what `flag` does; the flag itself where none does."""
+    if flag in FIELDS:
+        return FIELDS[flag][0]
+    if flag in ("--num-query-groups", "--group-query-attention"):
+        return "model.num_query_groups"
+    if flag in (flags.BF16, "--fp16"):
+        return PRECISION
+    sizes = {**{of: field for field, of in _SIZES.items()}, **{of: field for field, (_, of) in _SWITCHES.items()}}
+    return sizes.get(flag, flag)
+
+
 def to_fields(values: flags.Values) -> dict[str, Any]:
     """The fields of decided flags; None: null. Raises KeyError for a flag that has none, which is a bug."""
     found: dict[str, Any] = {}

@@ -40,19 +40,12 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import RULES, locate_by
+    from mm_autoparallel.integrations.megatron_bridge.said import KEYS, find
     from mm_autoparallel.integrations.megatron_bridge.written import decide_values
 
-    keys = {
-        "recompute": ("recompute_num_layers", "recompute_granularity"),
-        "layers": ("pipeline_model_parallel_layout", "pipeline_model_parallel_size"),
-        "tp": ("tensor_model_parallel_size",),
-        "pp": ("pipeline_model_parallel_size",),
-        "mbs": ("micro_batch_size",),
-        "global_batch_size": ("global_batch_size",),
-        "zero": ("use_distributed_optimizer",),
-    }
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    return Linter(RULES, find, locate_by(KEYS), spell_by(decide_values))
 
 
 FRAMEWORK = Framework("Megatron-Bridge 0.3", launches=_launches, exporter=_exporter, linter=_linter)

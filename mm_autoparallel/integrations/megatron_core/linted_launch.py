@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import read_text
+from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding, Rule
+from mm_autoparallel.integrations.launch_script import find_devices, find_world_size
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, decide
+from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.launch import MODEL_ARGS, read_training
 from mm_autoparallel.integrations.megatron_core.layers import write_layers
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
+from mm_autoparallel.integrations.megatron_core.said import say
+from mm_autoparallel.integrations.said import Said
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
@@ -31,12 +33,12 @@ _RECOMPUTE = {flags.GRANULARITY, flags.METHOD, flags.RECOMPUTED}
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch file with what it passes. world_size: devices, and device: by its name; None where nobody says."""
+    """A launch file with what it passes. device: by its name; None where nobody says."""
 
     path: Path
     text: str
     passed: Passed
-    world_size: int | None
+    said: Said
     device: str | None = None
 
     @property
@@ -50,49 +52,28 @@ class Launch:
         """The script, or one that passes a YAML's arguments."""
         return self.passed.script
 
-    def number(self, flag: str) -> int | None:
-        """The number that `flag` passes; None where there is none, or the machine alone knows it."""
-        try:
-            return self.passed.number(flag, least=0)
-        except PlanError:
-            return None
-
-    def size(self, flag: str) -> int:
-        """A parallel size, 1 where nobody says otherwise."""
-        return self.number(flag) or 1
-
     def has(self, flag: str) -> bool:
         """Whether it is passed."""
-        return self.passed.has(flag)
-
-    def word(self, flag: str) -> str | None:
-        """The first word behind `flag`, as far as it can be told."""
-        return next(iter(self.passed.words.get(flag, ())), None)
-
-    @cached_property
-    def ranks(self) -> int | None:
-        """TP x CP x DP; None where DP is not known."""
-        pp = self.size(flags.PIPELINE)
-        return None if self.world_size is None or self.world_size % self.group else self.world_size // pp
-
-    @property
-    def group(self) -> int:
-        """Devices of a replica."""
-        return math.prod(self.size(flag) for flag in (flags.TENSOR, flags.PIPELINE, flags.CONTEXT))
-
-    @property
-    def replicas(self) -> int | None:
-        """DP, where it is known."""
-        return None if self.ranks is None or self.world_size is None else self.world_size // self.group
+        return flag in self.passed.words
 
     @property
     def shards_all(self) -> bool:
         """Whether FSDP shards it."""
         return any(map(self.has, (flags.MEGATRON_FSDP, flags.CUSTOM_FSDP, flags.TORCH_FSDP)))
 
-    def found(self, rule: Rule, message: str, at: str = "", mend: str = "", unread: bool = False) -> Finding:
+    def found(self, rule: Rule, message: str, at: str = "", mend: str = "") -> Finding:
         """A finding where the flag or variable `at` stands."""
-        return Finding(rule, message, self.path, line_of(self.text, at), mend=mend, unread=unread)
+        return Finding(rule, message, self.path, line_of(self.text, at), mend=mend)
+
+
+def read_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Launch:
+    """The launch file at `path`, as far as it can be read. Raises JobError where it cannot be at all."""
+    script = read_training(path)
+    world_size = given.world_size or find_world_size(script)
+    text = read_text(path, "launch file", "text")
+    passed = dialect.read(read_passed(script, world_size))
+    said = say(passed, path, world_size, find_devices(script)[1], lambda flag: (path, line_of(text, flag)))
+    return Launch(path, text, passed, said, given.device)
 
 
 def line_of(text: str, at: str) -> int | None:

@@ -41,18 +41,10 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.config_files import locate_by
+    from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.mindformers.said import KEYS, KNOWN, read_said
 
-    keys = {
-        "recompute": ("recompute",),
-        "layers": ("offset", "pipeline_stage_offset", "pipeline_stage"),
-        "tp": ("model_parallel", "tensor_model_parallel_size"),
-        "pp": ("pipeline_stage", "pipeline_model_parallel_size"),
-        "mbs": ("batch_size", "micro_batch_size"),
-        "global_batch_size": ("micro_batch_num", "global_batch_size"),
-        "zero": ("enable_parallel_optimizer",),
-    }
-    return Linter((), lambda *_: (), locate_by(keys))
+    return make_linter(read_said, KEYS, known=KNOWN)
 
 
 FRAMEWORK = Framework(

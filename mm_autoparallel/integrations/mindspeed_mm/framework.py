@@ -72,11 +72,12 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.megatron_core.file_findings import find_of_kind
+    from mm_autoparallel.integrations.file_rules import CONTRADICTED, KEY_TWICE
     from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
     from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
+    from mm_autoparallel.integrations.mindspeed_mm.said import find
 
-    return Linter(OF_KIND, find_of_kind, locate, choices=CHOICES)
+    return Linter((*OF_KIND, CONTRADICTED, KEY_TWICE), find, locate, choices=CHOICES)
 
 
 FRAMEWORK = Framework(

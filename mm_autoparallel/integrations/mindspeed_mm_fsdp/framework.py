@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Framework, LaunchKind
 
 
@@ -23,4 +24,11 @@ def _launches() -> Sequence[LaunchKind]:
     return [script, replace(script, title="that trainer's YAML", is_one=launch_files.is_yaml, asked_last=True)]
 
 
-FRAMEWORK = Framework("MindSpeed-MM's FSDP trainer", launches=_launches)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.config_said import RULES
+    from mm_autoparallel.integrations.mindspeed_mm_fsdp.said import find, locate
+
+    return Linter(RULES, find, locate)
+
+
+FRAMEWORK = Framework("MindSpeed-MM's FSDP trainer", launches=_launches, linter=_linter)

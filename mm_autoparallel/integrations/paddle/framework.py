@@ -38,18 +38,12 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
-    from mm_autoparallel.integrations.paddle.names import MBS, SHARDING, SIZES
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.paddle.said import KEYS, KNOWN_KEYS, read_said
     from mm_autoparallel.integrations.paddle.written import decide_values
 
-    keys = {
-        "recompute": ("recompute_granularity", "recompute"),
-        "layers": tuple(names["pp"] for names in SIZES.values()),
-        "tp": tuple(names["tp"] for names in SIZES.values()),
-        "mbs": (MBS,),
-        "zero": (SHARDING,),
-    }
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN_KEYS)
 
 
 FRAMEWORK = Framework("PaddleFormers 1.2 and PaddleNLP 3.0", launches=_launches, exporter=_exporter, linter=_linter)

@@ -9,7 +9,7 @@ Stages: equal, unless pp_seg_method is a list, in words, of the first entry of e
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -131,8 +131,10 @@ def read_plan(arguments: Mapping[str, Any], where: str, totals: Totals, world_si
         dispatcher=dispatcher,
         sequence_parallel=tp == 1 or read_flag(arguments, SEQUENCE, where),
     )
-    cuts = _read_cuts(arguments, where)
-    layers = {key: _deal(count, strategy, cuts, where) for key, count in totals.items()}
+    layers = {key: deal_layers(arguments, count, pp, strategy.vpp, where) for key, count in totals.items()}
+    empty = next((key for key, counts in layers.items() if 0 in counts), None)
+    if empty:
+        raise PlanError(f"{where}: stage {layers[empty].index(0)} holds no {empty} layer")
     again = _runs_again(arguments, where)
     recompute = {key: counts if again else (0,) * len(counts) for key, counts in layers.items()}
     return Plan(strategy, layers, recompute, mbs * steps * dp)
@@ -170,19 +172,20 @@ def _read_sharding(arguments: Mapping[str, Any], where: str, key: str, dp: int) 
     return int(said[-1]) if said else 0
 
 
-def _deal(count: int, strategy: Strategy, cuts: Sequence[int] | None, where: str) -> tuple[int, ...]:
-    pp, stages = strategy.pp, strategy.pp * strategy.vpp
+def deal_layers(arguments: Mapping[str, Any], count: int, pp: int, vpp: int, where: str) -> tuple[int, ...]:
+    """The layers of each virtual stage, of `count`. Raises PlanError where they are not dealt."""
+    cuts, stages = _read_cuts(arguments, where), pp * vpp
     if cuts is None or pp == 1:
         if count % stages:
             raise PlanError(f"{where}: {count} layers are not dealt evenly to {stages} stages; say {SEGMENTS}")
         return (count // stages,) * stages
-    if strategy.vpp > 1:
+    if vpp > 1:
         raise PlanError(f"{where}: {SEGMENTS} is a list, which goes with one chunk a stage alone")
     if len(cuts) not in (pp, pp + 1) or cuts[0] != 0:
         raise PlanError(f"{where}: {SEGMENTS} {list(cuts)}; it begins with 0 and has {pp} entries, one a stage")
     bounds = [0, *(cut - 1 for cut in cuts[1:pp]), count]
     held = tuple(after - before for before, after in pairwise(bounds))
-    if min(held) < 1:
+    if min(held) < 0:
         raise PlanError(f"{where}: {SEGMENTS} {list(cuts)} gives {list(held)} of {count} layers to the stages")
     return held
 

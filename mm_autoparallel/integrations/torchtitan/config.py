@@ -88,7 +88,7 @@ def _notes(recompute: str | int) -> tuple[str, ...]:
 
 def check_known(section: Mapping[str, Any], name: str, version: str, where: str) -> None:
     """Raises JobError for a key of parallelism or training that torchtitan does not have, with the nearest."""
-    known = _KNOWN[name, version].split()
+    known = KNOWN[name, version].split()
     for key in section:
         if key not in known:
             raise JobError(f"{where}: {key} is not known there{nearest(str(key), known)}")
@@ -203,7 +203,7 @@ _TRAINING = (
     "local_batch_size global_batch_size seq_len max_norm steps enable_cpu_offload dtype mixed_precision_param "
     "mixed_precision_reduce gc_freq gc_debug"
 )
-_KNOWN = {
+KNOWN = {
     ("parallelism", "0.2"): f"{_PARALLELISM} disable_loss_parallel enable_async_tensor_parallel "
     "pipeline_parallel_expert_parallel_overlap context_parallel_rotate_method expert_tensor_parallel_degree "
     "expert_parallel_comm_backend",

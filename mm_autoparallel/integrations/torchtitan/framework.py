@@ -38,17 +38,14 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
-    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.torchtitan.config import KNOWN
+    from mm_autoparallel.integrations.torchtitan.said import KEYS, read_said
     from mm_autoparallel.integrations.torchtitan.written import decide_values
 
-    keys = {
-        "recompute": ("activation_checkpoint", "RECOMPUTED"),
-        "layers": ("module_fqns_per_model_part", "pipeline_parallel_degree"),
-        "tp": ("tensor_parallel_degree",),
-        "mbs": ("pipeline_parallel_microbatch_size", "local_batch_size"),
-        "zero": ("data_parallel_shard_degree",),
-    }
-    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+    known = {section: names.split() for (section, version), names in KNOWN.items() if version == "0.2"}
+    return make_linter(read_said, KEYS, spell_by(decide_values), known)
 
 
 FRAMEWORK = Framework("torchtitan 0.2 and 0.3", launches=_launches, exporter=_exporter, linter=_linter)

@@ -94,7 +94,7 @@ def read_plan(config: Config, where: str, totals: Totals, world_size: int, order
         or flag_at(sizes, "enable_sequence_parallel", where, usual=True),
     )
     mbs, batch = _read_batch(config, where, strategy)
-    layers = _read_layers(config, where, totals, pp)
+    layers = read_layers(config, where, totals, pp)
     vpp = len(layers["text"]) // pp
     schedule = "interleaved_1f1b" if vpp > 1 else "1f1b"
     plan = Plan(
@@ -155,7 +155,8 @@ def _read_batch(config: Config, where: str, strategy: Strategy) -> tuple[int, in
     return mbs, batch
 
 
-def _read_layers(config: Config, where: str, totals: Totals, pp: int) -> dict[str, tuple[int, ...]]:
+def read_layers(config: Config, where: str, totals: Totals, pp: int) -> dict[str, tuple[int, ...]]:
+    """Layers of each modality on each virtual stage. Raises PlanError where they are not all dealt."""
     sizes, total = config.parallelism, totals["text"]
     others = {key: count for key, count in totals.items() if key != "text"}
     parts = sizes.get("module_fqns_per_model_part")

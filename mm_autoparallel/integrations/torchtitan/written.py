@@ -141,7 +141,9 @@ def _export(run: Plan, target: Target, texts: dict[Path, str], config: Config, t
 def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
     """The keys that the plan decides, in their sections. Raises PlanError."""
     _, sections, recomputed, _ = _decide(plan, target)
-    return {**sections, "recomputed layers": len(recomputed)}
+    of_all = len(recomputed) in (0, sum(plan.layers["text"]))
+    mode = {"activation_checkpoint": {"mode": "full" if recomputed else "none"}}
+    return {**sections, **(mode if of_all else {RECOMPUTED: recomputed})}
 
 
 def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, dict[str, Any]], list[str], tuple[str, ...]]:

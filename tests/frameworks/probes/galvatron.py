@@ -6,29 +6,20 @@ Standard input: {"folder": its checkout, "cases": [{"config": what stands under 
 [vocab_sdp as its runtime's reader takes it …]}.
 """
 
-import contextlib
 import json
 import math
-import sys
 import tempfile
-import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+
+from galvatron_engine import answer_all, read_cases
 
 _LISTS = ("tp_sizes_enc", "use_sp", "dp_types_enc", "checkpoint")
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    folder = Path(asked["folder"])
-    sys.path.insert(0, str(folder))
-    for name in ("galvatron.core", "galvatron.core.runtime"):  # their own import what trains, which needs Triton
-        bare = ModuleType(name)
-        bare.__path__ = [str(folder / name.replace(".", "/"))]
-        sys.modules[name] = bare
-    with contextlib.redirect_stdout(sys.stderr):
-        answers = [answer(case) for case in asked["cases"]]
-    json.dump(answers, sys.stdout)
+    cases = read_cases(("galvatron.core", "galvatron.core.runtime"))  # their own import what trains, which needs Triton
+    answer_all(cases, make_engine, score, read)
 
 
 def make_engine(case: dict, folder: str):
@@ -39,27 +30,7 @@ def make_engine(case: dict, folder: str):
     args.options_info.log_dir = str(Path(folder) / "logs")
     args.options_info.output_config_path = folder
     args.model_info.hidden_size = case["hidden_size"]
-    engine = GalvatronSearchEngine(args)
-    sizes = {"hidden_size": case["hidden_size"], "layer_num": case["num_layers"], "seq_len": case["seq_length"]}
-    engine.set_search_engine_info(folder, [sizes], case["name"])
-    engine.initialize_search_engine()
-    return engine
-
-
-def answer(case: dict) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(case, folder)
-        found = {"scores": [score(engine, case, strategy) for strategy in case.get("score", ())]}
-        if case.get("search"):
-            begin_s = time.process_time()
-            samples_per_s = engine.parallelism_optimization()
-            found["cpu_s"] = time.process_time() - begin_s
-            files = list(Path(folder).glob("galvatron_config_*.json"))
-            found["found"] = json.loads(files[0].read_text()) if files else None
-            found["found_s"] = found["found"]["global_bsz"] / samples_per_s if files else None
-        if case.get("read"):
-            found["read"] = [read(case, strategy) for strategy in case.get("score", ())]
-        return found
+    return GalvatronSearchEngine(args)
 
 
 def score(engine, case: dict, strategy: dict) -> list:

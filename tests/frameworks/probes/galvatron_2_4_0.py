@@ -6,31 +6,19 @@ stage]] by lowest degree] …], "found": strategy JSON or null, "found_s": step 
 """
 
 import argparse
-import contextlib
-import json
 import math
 import sys
-import tempfile
-import time
-from pathlib import Path
-from types import ModuleType
+
+from galvatron_engine import answer_all, read_cases
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    folder = Path(asked["folder"])
-    sys.path.insert(0, str(folder))
-    for name in ("galvatron", "galvatron.core", "galvatron.utils"):  # their own import torch and what trains
-        bare = ModuleType(name)
-        bare.__path__ = [str(folder / name.replace(".", "/"))]
-        sys.modules[name] = bare
+    cases = read_cases(("galvatron", "galvatron.core", "galvatron.utils"))  # their own import torch and what trains
     from galvatron.utils import config_utils, strategy_utils
 
     for module in (config_utils, strategy_utils):
         vars(sys.modules["galvatron.utils"]).update(vars(module))
-    with contextlib.redirect_stdout(sys.stderr):
-        answers = [answer(case) for case in asked["cases"]]
-    json.dump(answers, sys.stdout)
+    answer_all(cases, make_engine, score)
 
 
 def make_engine(case: dict, folder: str):
@@ -39,25 +27,7 @@ def make_engine(case: dict, folder: str):
 
     args = galvatron_search_args(argparse.ArgumentParser()).parse_args([])
     vars(args).update(case["flags"], hidden_size=case["hidden_size"], output_config_path=folder, log_dir=folder)
-    engine = GalvatronSearchEngine(args)
-    sizes = {"hidden_size": case["hidden_size"], "layer_num": case["num_layers"], "seq_len": case["seq_length"]}
-    engine.set_search_engine_info(folder, [sizes], case["name"])
-    engine.initialize_search_engine()
-    return engine
-
-
-def answer(case: dict) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(case, folder)
-        found = {"scores": [score(engine, case, strategy) for strategy in case.get("score", ())]}
-        if case.get("search"):
-            begin_s = time.process_time()
-            samples_per_s = engine.parallelism_optimization()
-            found["cpu_s"] = time.process_time() - begin_s
-            files = list(Path(folder).glob("galvatron_config_*.json"))
-            found["found"] = json.loads(files[0].read_text()) if files else None
-            found["found_s"] = found["found"]["global_bsz"] / samples_per_s if files else None
-        return found
+    return GalvatronSearchEngine(args)
 
 
 def score(engine, case: dict, plan: dict) -> list:
