@@ -57,7 +57,8 @@ def profile(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Path:
         if settings[name] < 1:
             raise JobError(f"--{name} is {settings[name]}; a whole number of at least 1 is expected")
     when = time.strftime("%y%m%d-%H%M%S")
-    said = {key: settings[key] for key in ("pretrain_script_path", "version", "task_id")}
+    script = str(Path(settings["pretrain_script_path"]).resolve())  # which a search elsewhere reads
+    said = {"pretrain_script_path": script, "version": settings["version"], "task_id": settings["task_id"]}
     more = {**said, "task_time": time.strftime("%Y-%m-%d %H:%M:%S"), "command": _command()}
     source = "traced" if arguments.traced else "measured"
     named = Named(settings["model_name"], settings["model_size"], settings["task_id"] or "", when, source, more)

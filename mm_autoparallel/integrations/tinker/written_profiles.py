@@ -158,9 +158,12 @@ def _list_rows(known: CostModel, config: Config, fits: bool) -> Iterator[tuple[s
     for at, (name, count, figures) in enumerate(zip(_ROWS, counts, measured, strict=True)):
         forward_us, backward_us, kept_mib, forward_mib, backward_mib = figures if fits else (OUT_OF_MEMORY,) * 5
         weights_mib = count * weight_bytes / MIB
-        yield name, (
-            *(forward_us, backward_us, sizes[at], sizes[at + 1]),
-            *(weights_mib, kept_mib, forward_mib, backward_mib),
+        yield (
+            name,
+            (
+                *(forward_us, backward_us, sizes[at], sizes[at + 1]),
+                *(weights_mib, kept_mib, forward_mib, backward_mib),
+            ),
         )
 
 
