@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.profilers.subject import Subject
 
+MOST_SAMPLES = 65536
+MOST_DEVICES = 1024
+"""Of a micro-batch, as Tinker has it, and devices of a node, more than any has."""
 _NODES_TRACED = 2
 """So that bandwidth between nodes is written too; measured is one node."""
 
@@ -51,21 +54,22 @@ def profile(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Path:
     from mm_autoparallel.integrations.export import write_files
     from mm_autoparallel.integrations.tinker.written_profiles import Named, format_folder, list_configs
 
-    _check_environment(arguments)
-    sizes = {name: _read_sizes(settings, name) for name in ("prof_tp", "prof_sp")}
-    for name in ("max_mbs", "max_npu"):
-        if settings[name] < 1:
-            raise JobError(f"--{name} is {settings[name]}; a whole number of at least 1 is expected")
+    for name, most in (("max_mbs", MOST_SAMPLES), ("max_npu", MOST_DEVICES)):
+        if not 1 <= settings[name] <= most:
+            raise JobError(f"--{name} is {settings[name]}; a whole number of 1 to {most} is expected")
+    tensor = _read_sizes(settings["prof_tp"], "prof_tp", range(1, MOST_DEVICES + 1))
+    sequence = _read_sizes(settings["prof_sp"], "prof_sp", range(2))
     when = time.strftime("%y%m%d-%H%M%S")
     script = str(Path(settings["pretrain_script_path"]).resolve())  # which a search elsewhere reads
     said = {"pretrain_script_path": script, "version": settings["version"], "task_id": settings["task_id"]}
     more = {**said, "task_time": time.strftime("%Y-%m-%d %H:%M:%S"), "command": _command()}
     source = "traced" if arguments.traced else "measured"
     named = Named(settings["model_name"], settings["model_size"], settings["task_id"] or "", when, source, more)
-    training = _read_training(arguments, settings)
-    device = _find_device(arguments)
+    training, device = _read_training(arguments, settings), _find_device(arguments)
+    _check_environment(arguments)
+    device = _stored_device() if device is None else device
     job = training.job(device, settings["max_npu"], _NODES_TRACED if arguments.traced else 1)
-    configs, left_out = list_configs(job, sizes["prof_tp"], sizes["prof_sp"], settings["max_mbs"])
+    configs, left_out = list_configs(job, tensor, sequence, settings["max_mbs"])
     warn((*training.notes, *left_out))
     say(f"{len(configs)} configurations of {training.title}, {source} on {device.name}")
     profiles = _trace(training, job, configs) if arguments.traced else _measure(training, job, configs)
@@ -87,46 +91,52 @@ def _command() -> str:
     return shlex.join(["mm-autoparallel", *sys.argv[1:]])
 
 
-def _read_sizes(settings: Mapping[str, Any], name: str) -> list[int]:
-    words = [word.strip() for word in str(settings[name]).split(",")]
-    most = 1 if name == "prof_sp" else settings["max_npu"]
-    if not all(word.isdecimal() and len(word) < 8 for word in words):
-        raise JobError(f"--{name} {settings[name]!r} is not understood; it is such as 1,2,4, of prof_sp 0,1")
-    return sorted({int(word) for word in words if (name == "prof_sp" or int(word) > 0) and int(word) <= most})
+def _read_sizes(text: str, name: str, allowed: range) -> list[int]:
+    """Of a list such as 1,2,4. Raises JobError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 8 and int(word) in allowed for word in words):
+        between = f"{allowed[0]} to {allowed[-1]}"
+        raise JobError(f"--{name} is {text!r}; whole numbers of {between} with commas between them are expected")
+    return sorted({*map(int, words)})
+
+
+def _find_device(arguments: argparse.Namespace) -> Device | None:
+    """What traced blocks are priced for; None where the devices of this machine are measured. Raises JobError."""
+    from mm_autoparallel.model.job.devices import DEVICES
+    from mm_autoparallel.validation import nearest
+
+    if arguments.traced and arguments.device is None:
+        raise JobError(
+            f"--traced needs --device NAME, the device that blocks are priced for; known are {', '.join(DEVICES)}"
+        )
+    if not arguments.traced and arguments.device is not None:
+        raise JobError(
+            "--device names what traced blocks are priced for; give --traced with it, or leave it out to measure on "
+            "the devices of this machine"
+        )
+    if arguments.traced and arguments.device not in DEVICES:
+        raise JobError(
+            f"--device {arguments.device}: no such device{nearest(arguments.device, list(DEVICES))}; known are "
+            f"{', '.join(DEVICES)}"
+        )
+    return DEVICES[arguments.device] if arguments.traced else None
+
+
+def _stored_device() -> Device:
+    from mm_autoparallel.hooks.stored_device import stored_device
+
+    return stored_device(STORE)
 
 
 def _check_environment(arguments: argparse.Namespace) -> None:
-    """Raises JobError where torch is missing, or options contradict each other."""
-    if arguments.traced != (arguments.device is not None):
-        raise JobError(
-            "--traced needs --device NAME, the device that blocks are priced for"
-            if arguments.traced
-            else "--device names what traced blocks are priced for; give --traced with it, or leave it out to measure "
-            "on the devices of this machine"
-        )
+    """Raises JobError where PyTorch is missing, or too old to trace."""
     if find_spec("torch") is None:
-        raise JobError("it needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
+        raise JobError("blocks are built with PyTorch; install it with `pip install mm-autoparallel[torch]`")
     from mm_autoparallel.profilers import load_torch
 
     load_torch()
     if arguments.traced and find_spec("torch.distributed._tools.fake_collectives") is None:
         raise JobError("--traced needs PyTorch 2.7 or newer, and this environment has an older one")
-
-
-def _find_device(arguments: argparse.Namespace) -> Device:
-    if not arguments.traced:
-        from mm_autoparallel.hooks.stored_device import stored_device
-
-        return stored_device(STORE)
-    from mm_autoparallel.model.job.devices import DEVICES
-    from mm_autoparallel.validation import nearest
-
-    if arguments.device not in DEVICES:
-        raise JobError(
-            f"--device {arguments.device}: no such device{nearest(arguments.device, list(DEVICES))}; known are "
-            f"{', '.join(DEVICES)}"
-        )
-    return DEVICES[arguments.device]
 
 
 @dataclass(frozen=True)

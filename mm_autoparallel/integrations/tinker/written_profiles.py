@@ -99,7 +99,7 @@ def _reason(job: Job, config: Config) -> str | None:
     if devices % (tp * ep):
         return f"TP {tp} x EP {ep} does not divide {devices} devices"
     if experts and tp > 1 and not sp:
-        return "experts beside TP need it"
+        return "experts beside TP need sequence parallelism"
     cluster = job.cluster.model_copy(update={"num_nodes": 1})
     return unlawful_reason(job.model, cluster, job.workload, strategy_of(job, config))
 
