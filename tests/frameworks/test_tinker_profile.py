@@ -21,7 +21,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.catalog import find_launch
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.huggingface.written import write_config
-from mm_autoparallel.integrations.tinker.profiles import DATA, INTER, Config, read_folder
+from mm_autoparallel.integrations.tinker.profiles import INTER, Config, read_folder
 from mm_autoparallel.integrations.tinker.results import read_results
 from mm_autoparallel.integrations.tinker.written_profiles import (
     Named,
