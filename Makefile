@@ -79,6 +79,7 @@ nightly:
 	$(PYTHON) tests/frameworks/megatron_core_parser.py --plans 300 --seed $(NIGHT) $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MINDSPEED_LLM),--megatron $(MINDSPEED_LLM)/examples)
+	$(PYTHON) tests/frameworks/mindspeed_llm_parser.py --seed $(NIGHT) $(if $(MINDSPEED_LLM),--mindspeed-llm $(MINDSPEED_LLM)) $(if $(MINDSPEED),--mindspeed $(MINDSPEED)) $(if $(MEGATRON_0_12),--megatron $(MEGATRON_0_12))
 	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
 	$(PYTHON) tests/frameworks/galvatron_2_4_0.py --seed $(NIGHT) $(if $(GALVATRON_2_4_0),--sources $(GALVATRON_2_4_0) --python $(ENVIRONMENTS)/galvatron/bin/python)

@@ -1,4 +1,4 @@
-"""`tinker --mode search|simulate`: Tinker's folders, options and files, with its own figures or this package's plan."""
+"""`tinker`: Tinker's folders, options and files, with its own figures or this package's plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_autoparallel.cli import tinker_profile
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.tinker_options import MODES, OPTIONS
 from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from mm_autoparallel.integrations.tinker.ours import Planned
     from mm_autoparallel.integrations.tinker.profiles import Folder
 
-HELP = "search and simulate folders of Tinker's measurements"
+HELP = "measure, search and simulate in Tinker's form"
 DESCRIPTION = (
-    "Read a folder that Tinker's profiler wrote, and search it or simulate one strategy of it. --model tinker gives "
+    "Measure the blocks of a launch script's model into a folder of Tinker's form (profile), search such a folder or "
+    "simulate one strategy of it, or measure, search and write launch scripts (all). --model tinker gives "
     "Tinker's own figures; ours (the default) simulates the pipeline, lets each stage recompute its own number of "
     "layers, and counts the exchange of gradients. Options are Tinker's, in parameter_config.json too."
 )
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--model", choices=("ours", "tinker"), default="ours", help="whose figures (default: ours)")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    tinker_profile.add_arguments(parser)
 
 
 def _yes_or_no(text: str) -> bool:
@@ -60,28 +63,54 @@ def _yes_or_no(text: str) -> bool:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the folder; simulate or search it."""
+    """Measure the script's model, where that is asked for; read the folder; simulate or search it."""
     from mm_autoparallel.cli.tinker_options import read_settings
+
+    mode = arguments.mode
+    settings = read_settings(mode, vars(arguments), arguments.config_path)
+    needed = {"profile": ("pretrain_script_path",), "all": ("pretrain_script_path", "global_batch_size")}
+    for name in needed.get(mode, ("profiled_data_path", "global_batch_size")):
+        if settings[name] is None:
+            section = "profile" if mode == "all" and name == "pretrain_script_path" else mode.replace("all", "search")
+            raise JobError(f"--mode {mode} needs --{name}, or {section}.{name} in --config_path")
+    _check_numbers(mode, settings)
+    if mode not in needed:
+        _refuse_profiling_options(arguments, mode)
+        return _read_and_plan(arguments, settings)
+    if tinker_profile.is_rank():
+        return tinker_profile.measure_rank(arguments, settings)
+    path = tinker_profile.profile(arguments, settings)
+    say(f"wrote {path}")
+    if mode == "all":
+        return _read_and_plan(arguments, {**settings, "profiled_data_path": str(path)})
+    if arguments.json:
+        print_document({"schema": SCHEMA, "mode": mode, "folder": str(path)})
+    else:
+        print_line(str(path))
+    return 0
+
+
+def _check_numbers(mode: str, settings: Mapping[str, Any]) -> None:
+    for name in ("global_batch_size", "num_nodes", "num_npus_per_node") if mode != "profile" else ():
+        if settings[name] < 1:
+            raise JobError(f"--{name} is {settings[name]}; a whole number of at least 1 is expected")
+
+
+def _refuse_profiling_options(arguments: argparse.Namespace, mode: str) -> None:
+    """Raises JobError for what says how to measure, where nothing is measured."""
+    for name in ("traced", "device", "model_config", "vocab_size"):
+        if getattr(arguments, name):
+            raise JobError(f"--{name.replace('_', '-')} goes with --mode profile or all, and this is {mode}")
+
+
+def _read_and_plan(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from mm_autoparallel.integrations.tinker.cost import Cluster
     from mm_autoparallel.integrations.tinker.profiles import find_folder, read_folder
 
-    mode = arguments.mode
-    if mode in ("all", "profile"):
-        raise JobError(
-            f"--mode {mode} would measure blocks on devices, which is not done here: measure with Tinker's own "
-            "profiler and give its folder to --mode search, or measure with `mm-autoparallel profile` and `plan`"
-        )
-    settings = read_settings(mode, vars(arguments), arguments.config_path)
-    for name in ("profiled_data_path", "global_batch_size"):
-        if settings[name] is None:
-            raise JobError(f"--mode {mode} needs --{name}, or {mode}.{name} in --config_path")
-    for name in ("global_batch_size", "num_nodes", "num_npus_per_node"):
-        if settings[name] < 1:
-            raise JobError(f"--{name} is {settings[name]}; a whole number of at least 1 is expected")
     folder = read_folder(find_folder(settings["profiled_data_path"]))
     warn(folder.notes)
     cluster = Cluster(settings["num_nodes"], settings["num_npus_per_node"])
-    return (_simulate if mode == "simulate" else _search)(arguments, settings, folder, cluster)
+    return (_simulate if arguments.mode == "simulate" else _search)(arguments, settings, folder, cluster)
 
 
 # --------------------------------------------------------------------------------------------------------- simulating

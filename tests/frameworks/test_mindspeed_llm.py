@@ -152,7 +152,6 @@ def test_chunks_and_context_are_spelt_its_way(script: Path) -> None:
         (LAYERS, "--noop-layers a", "numbers with commas between"),
         (LAYERS, "--spec mindspeed_llm.tasks.models.spec.mamba_spec layer_spec", "of another form"),
         (LAYERS, "--context-parallel-size 2 --context-parallel-algo hybrid_cp_algo", "needs --ulysses-degree-in-cp"),
-        (LAYERS, "--fold-mode aiao", r"ModelLink 1\.0"),
     ],
 )
 def test_what_no_plan_says_is_named(old: str, new: str, told: str, script: Path) -> None:

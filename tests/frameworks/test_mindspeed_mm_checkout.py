@@ -20,10 +20,13 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.launch_script import read_launch_script
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import read_sizes
 from mm_autoparallel.integrations.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.integrations.mindspeed_mm.refusals import check_flags
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -211,3 +214,52 @@ def test_the_names_that_the_hook_takes_over() -> None:
     assert "def merge_mm_args(" in (CHECKOUT / "mindspeed_mm" / "configs" / "config.py").read_text()
     patches = (CHECKOUT / "mindspeed_mm" / "patchs" / "patch_manager.py").read_text()
     assert "def apply_patches_from_config" in patches
+
+
+QWEN = [pair for pair in PAIRS if pair[0].parent.name == "qwen2.5vl" and "fsdp" not in pair[0].name]
+
+
+@pytest.mark.parametrize(("script", "model_json"), QWEN, ids=[script.stem for script, _ in QWEN])
+def test_its_own_code_takes_sizes_from_the_modules(script: Path, model_json: Path, tmp_path: Path) -> None:
+    """--hetero-parallel: what validate_args makes of both files is the plan, and each module gets its own sizes."""
+    document = json.loads(model_json.read_text())
+    for part in document["image_encoder"].values():
+        part["freeze"] = True
+    frozen = tmp_path / "model.json"
+    frozen.write_text(json.dumps(document, indent=4))
+    model = readable(frozen)
+    encoder = Arrangement("colocated", "phases", ModuleLayout("vision", 1, 1, 16, 2))
+    num_layers = model.text.layers.num_layers
+    plan = Plan(
+        Strategy(2, 4, 2, 4, arrangement=encoder),
+        {"vision": (0, 0), "text": (5, num_layers - 5)},
+        {"vision": (0, 0), "text": (0, 0)},
+        64,
+    )
+    placed, launched = write_plan(plan, frozen, script, tmp_path / "out").files
+    assert read_plan_back(placed, launched, 16) == plan
+    passed = read_sizes(read_launch_script(launched), 16)
+    written = json.loads(placed.read_text(), object_hook=lambda found: SimpleNamespace(**found))
+    args = SimpleNamespace(hetero_parallel=True, tp_2d=False, world_size=16, data_parallel_size=16)
+    args.global_batch_size, args.mm = passed.global_batch_size, SimpleNamespace(model=written)
+    args.tensor_model_parallel_size = passed.sizes["tp"]
+    args.pipeline_model_parallel_size = passed.sizes["pp"]
+    args.context_parallel_size = passed.sizes["cp"]
+    tree = ast.parse((CHECKOUT / "mindspeed_mm/patchs/validate_args_patch.py").read_text())
+    (block,) = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "hetero" in ast.unparse(node.test)]
+
+    def ensure_valid(holds: bool, message: str = "") -> None:
+        assert holds, message
+
+    exec(
+        compile(ast.Module(body=[block], type_ignores=[]), "block", "exec"),
+        {"args": args, "ensure_valid": ensure_valid},
+    )
+    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size)
+    assert (*sizes, args.data_parallel_size, args.global_batch_size) == (4, 2, 1, 2, 64)
+    align = code_of("mindspeed_mm/utils/hetero_parallel.py", "hetero_align_config")["hetero_align_config"]
+    align(written.image_encoder.vision_encoder, written.image_encoder)
+    found = written.image_encoder.vision_encoder
+    assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == (1, 1)
+    assert len(found.pipeline_num_layers) == found.pipeline_model_parallel_size
+    assert len(written.text_decoder.pipeline_num_layers) == args.pipeline_model_parallel_size

@@ -15,6 +15,8 @@ from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.features import FEATURES
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
 
@@ -72,6 +74,10 @@ def test_every_feature_is_accounted_for(model_json: Path, launch_script: Path, c
         layers = {"vision": vision, "text": plan.layers["text"]}
         recompute = {"vision": (0,) * len(vision), "text": plan.recompute["text"]}
         shown = replace(plan, layers=layers, recompute=recompute)
+        if feature == "layout":  # the one that MindSpeed-MM runs
+            encoder = Arrangement("colocated", "phases", ModuleLayout("vision", 1, 1, 2, 1))
+            nothing = {"vision": (0, 0), "text": (0, 0)}
+            shown = Plan(Strategy(2, 1, 1, 1, arrangement=encoder), nothing | {"text": (12, 12)}, nothing, 16)
         try:
             exported = export_plan(
                 shown, None, "mindspeed-mm", into=(model_json, launch_script), out=checkout / feature

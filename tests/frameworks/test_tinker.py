@@ -294,7 +294,7 @@ def test_our_plan_is_told_beside_tinkers(
         (("-m", "search", *COMMON, "-mem", "10"), 3, "fits 10 MB"),
         (("-m", "simulate", *COMMON, "--simu_pp", "3"), 2, "does not divide 16 devices"),
         (("-m", "simulate", *COMMON, "--simu_pp", "2", "--num_layer_list", "16,15"), 2, "the model has 32 layers"),
-        (("-m", "all", "-sh", "train.sh"), 2, "would measure blocks on devices"),
+        (("-m", "all", "-sh", "train.sh"), 2, "needs --global_batch_size"),
     ],
 )
 def test_what_cannot_be_done_is_said(

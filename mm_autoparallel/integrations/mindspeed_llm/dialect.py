@@ -41,12 +41,25 @@ REFUSED = {
     "--tp-2d": "divides matrices along two axes, which no plan says; take it out",
     "--use-torch-fsdp2": "shards with torch FSDP2, which is not read; take it out",
     "--pp2vpp": "is a conversion of weights, not a training",
-    "--optimized-pipeline": "is of ModelLink 1.0 and in no parser since; take it out",
-    "--manual-mbs": "is of ModelLink 1.0 and in no parser since; take it out",
-    "--fold-mode": "is of ModelLink 1.0 and in no parser since; take it out",
-    "--auto-recompute-profiling-step": "is of ModelLink 1.0; --adaptive-recompute-device-swap came in its place",
 }
 """Flag → why a script that passes it is no plan."""
+
+FLASH = "--use-flash-attn"
+FULL = {flags.GRANULARITY: ("full",), flags.METHOD: ("uniform",), flags.RECOMPUTED: ("1",)}
+REPLACED: dict[str, dict[str, tuple[str, ...]]] = {flags.OLD_FULL: FULL, "--triangle-attn": {FLASH: ()}}
+"""Flag of ModelLink 1.0 → the flags that say the same today."""
+OLD = {
+    flags.OLD_FULL: f"is read as {flags.GRANULARITY} full, {flags.METHOD} uniform, {flags.RECOMPUTED} 1",
+    "--triangle-attn": f"is read as {FLASH}",
+    "--mlp-layer-fusion": "says what is always so today",
+    "--release-fp32-grad": "has --reuse-fp32-param in its place; the peak that is told has what it releases",
+    "--checkpoint-policy": f"has {flags.METHOD} and {flags.RECOMPUTED} in its place",
+    "--auto-recompute-profiling-step": "has --adaptive-recompute-device-swap in its place; plans choose recompute here",
+    "--optimized-pipeline": "has nothing in its place: all micro-batches are planned alike",
+    "--manual-mbs": "has nothing in its place: all micro-batches are planned alike",
+    "--fold-mode": "has nothing in its place: the order is planned as 1F1B",
+}
+"""Flag of ModelLink 1.0, which is in no parser since → what is read for it; told, and never written."""
 
 NOTED = {
     "--swap-optimizer": "keeps states on the host while they rest; the peak that is told has them on the device",
@@ -64,6 +77,7 @@ NOTED = {
 MARKS = frozenset(
     {
         *(LAYER_LIST, LAYER_LISTS, NOOP, ALGORITHM, ULYSSES, EXTEND, PER_RANK, FUSED, *REFUSED, *NOTED),
+        *(OLD.keys() - {flags.OLD_FULL}),
         *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-mc2"),
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
@@ -105,6 +119,8 @@ def read(passed: Passed) -> Passed:
         words[flag] = ()
     layout = dict(_read_layers(passed))
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
+    for flag, same in REPLACED.items():
+        words |= {each: value for each, value in same.items() if passed.has(flag) and each not in words}
     words |= layout | dict(_read_context(passed)) | dict(_read_model(passed))
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
@@ -286,7 +302,13 @@ def _write_layers(values: dict[str, tuple[str, ...] | None], decided: Decided) -
 def note(passed: Passed) -> tuple[str, ...]:
     """A sentence for each flag that does something beside the plan."""
     said = {OVERLAPPED} if _has_shared(passed) else set()
-    return tuple(f"{flag} {what}" for flag, what in NOTED.items() if passed.has(flag) and flag not in said)
+    told = [f"{flag} {what}" for flag, what in NOTED.items() if passed.has(flag) and flag not in said]
+    of_old = [
+        f"{flag} is of ModelLink 1.0 and in no parser since; it {what}"
+        for flag, what in OLD.items()
+        if passed.has(flag)
+    ]
+    return (*told, *of_old)
 
 
 def _has_shared(passed: Passed) -> bool:

@@ -19,6 +19,7 @@ EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
 DISPATCHER = "--moe-token-dispatcher-type"
 SHARED_OVERLAP = "--moe-shared-expert-overlap"
 FUSED = "--use-ascend-mc2"
+HETERO, HETERO_SCALE = "--hetero-parallel", "--hetero-encoder-mbs-scale"
 
 CONTEXT_KIND = "--context-parallel-algo"
 ALL_TO_ALL = "ulysses_cp_algo"

@@ -68,7 +68,7 @@ def _plan_files() -> PlanFiles:
 def _exporter() -> Exporter:
     from mm_autoparallel.integrations.mindspeed_mm.plan_files import export_patch
 
-    return Exporter(("2.x",), "model.json pretrain.sh", None, export_patch, _ROUNDED, _REFUSED)
+    return Exporter(("2.x",), "model.json pretrain.sh", None, export_patch, _ROUNDED, _REFUSED, by_module="2.x")
 
 
 def _linter() -> Linter:

@@ -25,7 +25,7 @@ from mm_autoparallel.planner.plan import Plan
 
 STRANGERS = {
     "--auto-parallel-mm": "searches instead of training; give the script that trains, or take this flag out",
-    "--hetero-parallel": "gives every part of the model parallel sizes of its own, and a plan has one set for all",
+    flags.HETERO: "gives every part of the model parallel sizes of its own, and this plan has one set for all",
     "--use-torch-fsdp2": "shards the model without a pipeline, and a plan divides it into stages",
     "--num-layers-per-virtual-pipeline-stage": f"is refused by MindSpeed-MM beside {flags.CHUNKS}; take it out",
     "--num-virtual-stages-per-pipeline-rank": f"is refused by MindSpeed-MM beside {flags.CHUNKS}; take it out",
@@ -50,9 +50,7 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
 
     Raises JobError where a flag is missing that the plan sets, or its value cannot be changed.
     """
-    strategy = plan.strategy
-    wanted = {flag: getattr(strategy, name) for flag, name in flags.SIZES.items()}
-    wanted[flags.MICRO_BATCH] = strategy.mbs
+    strategy, wanted = plan.strategy.of_decoder(), _list_numbers(plan)
     missing = [
         flag
         for flag in (flags.PIPELINE, flags.MICRO_BATCH, flags.GLOBAL_BATCH, flags.MODEL)
@@ -64,12 +62,12 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
             "stand, so pass them with any value (a script that takes its flags from another file cannot be changed: "
             "give that file)"
         )
-    known = known_world(script, strategy.world_size)
+    known, batch = known_world(script, plan.strategy.world_size), wanted.pop(flags.GLOBAL_BATCH)
     given = {flag: value for flag, value in wanted.items() if script.has_flag(flag)}
-    check_shared_variables(script, given | {flags.GLOBAL_BATCH: plan.global_batch_size})
+    check_shared_variables(script, given | {flags.GLOBAL_BATCH: batch})
     for flag, value in given.items():
         script = script.set_flag(flag, value, known)
-    script = set_global_batch(script, plan.global_batch_size, plan.num_microbatches, known, flags.SIZES)
+    script = set_global_batch(script, batch, plan.num_microbatches, known, flags.SIZES)
     added = [f"{flag} {wanted[flag]}" for flag in flags.SIZES if flag not in given and wanted[flag] > 1]
     if strategy.cp > 1 and not script.has_flag(flags.CONTEXT_KIND):
         added.append(f"{flags.CONTEXT_KIND} {flags.ALL_TO_ALL}")
@@ -150,7 +148,7 @@ def check_switches(passes: Callable[[str], bool], strategy: Strategy, where: str
     Raises JobError for one that no plan goes with, PlanError for one that forbids this strategy.
     """
     for flag, reason in STRANGERS.items():
-        if passes(flag):
+        if passes(flag) and not (flag == flags.HETERO and strategy.arrangement):
             raise JobError(f"{where}: it passes {flag}, which {reason}")
     # mindspeed_mm/patchs/validate_args_patch.py
     if strategy.vpp > 1 and strategy.pp < 3 and passes("--no-overlap-p2p-communication"):
@@ -161,9 +159,18 @@ def check_switches(passes: Callable[[str], bool], strategy: Strategy, where: str
         )
 
 
+def _list_numbers(plan: Plan) -> dict[str, int]:
+    """Flag → what a script passes for `plan`. Beside --hetero-parallel sizes of modules stand in model.json, and the
+    batch counts every device as a replica."""
+    decoder = plan.strategy.of_decoder()
+    numbers = {flag: getattr(decoder, name) for flag, name in flags.SIZES.items()}
+    numbers |= {flags.MICRO_BATCH: decoder.mbs, flags.GLOBAL_BATCH: plan.global_batch_size}
+    if plan.strategy.arrangement:
+        numbers |= dict.fromkeys((flags.PIPELINE, flags.TENSOR, flags.CONTEXT), 1)
+        numbers[flags.GLOBAL_BATCH] *= decoder.pp * decoder.tp * decoder.cp
+    return numbers
+
+
 def _check(script: LaunchScript, plan: Plan) -> None:
     """What was written is read back, because a person will train with it for weeks."""
-    known = known_world(script, plan.strategy.world_size)
-    wanted = {flag: getattr(plan.strategy, name) for flag, name in flags.SIZES.items()}
-    wanted |= {flags.MICRO_BATCH: plan.strategy.mbs, flags.GLOBAL_BATCH: plan.global_batch_size}
-    check_numbers(script, wanted, known)
+    check_numbers(script, _list_numbers(plan), known_world(script, plan.strategy.world_size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,14 @@ from mm_autoparallel.integrations.launch_script import (
 )
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
+from mm_autoparallel.integrations.mindspeed_mm.hetero_parallel import (
+    as_chain,
+    is_hetero,
+    list_conditions,
+    read_modules,
+    set_modules,
+    set_switches,
+)
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import check_switches, read_sizes, set_sizes
 from mm_autoparallel.integrations.mindspeed_mm.model_json import (
     SECTIONS,
@@ -71,13 +79,16 @@ def plan_texts(
     model = _read_model(model_json_path, script)
     check_plan(plan, model, model_json_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
-    check_flags(script.has_flag, None, f"launch script {script.path}")
+    check_flags(_without_hetero(script), None, f"launch script {script.path}")
     dispatchers = script.values(flags.DISPATCHER)
     document = read_document(model_json_path, "model file")
     check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
-    script = set_sizes(script, plan, has_frozen_stage(plan, model))
-    script = point_to(script, model_json_path, model_target)
+    chain = as_chain(plan, model) if plan.strategy.arrangement else plan
+    script = set_sizes(script, plan, has_frozen_stage(chain, model))
     placed = model_json_with_plan(plan, model_json_path)
+    if plan.strategy.arrangement:
+        script, placed = set_switches(script, plan.strategy), set_modules(placed, plan.strategy)
+    script = point_to(script, model_json_path, model_target)
     if model_target == script_target:
         raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
     return {model_target: placed, script_target: script.text}, tuple(_approximations(plan, model, script))
@@ -125,16 +136,19 @@ def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
     Raises JobError where a part does not say how many layers it has: MindSpeed-MM then divides it by no list.
     """
     document = read_document(model_json_path, "model file")
-    for modality in plan.layers:
+    layers, recompute = dict(plan.layers), dict(plan.recompute)
+    for modality in layers:
         part = document
         for key in SECTIONS[modality]:
             part = part[key]
         if "num_layers" not in part:
             raise JobError(
                 f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
-                f"is written; add it ({sum(plan.layers[modality])} here)"
+                f"is written; add it ({sum(layers[modality])} here)"
             )
-    return place_layers(read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
+        if modality == plan.strategy.away:  # whole on every device
+            layers[modality], recompute[modality] = (part["num_layers"],), (0,)
+    return place_layers(read_exactly(model_json_path), layers, recompute, plan.strategy.pp)
 
 
 def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
@@ -145,7 +159,7 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
     """
     script = read_launch_script(launch_script_path)
     model = _read_model(model_json_path, script)
-    check_switches(script.has_flag, Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
+    check_switches(_without_hetero(script), Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
     world_size = find_world_size(script) if world_size is None else world_size
     if world_size is None:
         raise JobError(
@@ -153,6 +167,11 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
             "the data parallel size; give the world size"
         )
     found = read_sizes(script, world_size)
+    if is_hetero(script):
+        document = read_document(model_json_path, "model file")
+        strategy, batch = read_modules(script, found, document, model_json_path, world_size)
+        layers, recompute = read_placement(model_json_path, model, strategy.pp, 1, whole=strategy.away)
+        return Plan(strategy, layers, recompute, batch)
     group = found.sizes["pp"] * found.sizes["tp"] * found.sizes["cp"]
     if world_size % group:
         raise PlanError(
@@ -179,6 +198,11 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         )
     layers, recompute = read_placement(model_json_path, model, strategy.pp, strategy.vpp)
     return Plan(strategy, layers, recompute, found.global_batch_size)
+
+
+def _without_hetero(script: LaunchScript) -> Callable[[str], bool]:
+    """What the script passes beside --hetero-parallel, which is read and written for what it is."""
+    return lambda flag: flag != flags.HETERO and script.has_flag(flag)
 
 
 def _read_model(path: Path, script: LaunchScript) -> Model:
@@ -217,7 +241,8 @@ def name_target(named: str, source: Path, target: Path) -> str:
 
 
 def _approximations(plan: Plan, model: Model, script: LaunchScript) -> list[str]:
-    told = [*filter(None, [describe_gradients(model, WORKLOAD, plan.strategy)])]
+    told = [*filter(None, [describe_gradients(model, WORKLOAD, plan.strategy.of_decoder())])]
+    told += list_conditions(plan.strategy) if plan.strategy.arrangement else []
     uneven = [m for m, counts in plan.recompute.items() if len({*counts}) > 1]
     if uneven:
         told.append(

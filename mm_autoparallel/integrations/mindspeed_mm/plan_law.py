@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.integrations.mindspeed_mm.hetero_parallel import as_chain, list_reasons
 from mm_autoparallel.integrations.mindspeed_mm.model_json import SECTIONS
 from mm_autoparallel.model.job.mindspeed_mm_law import chunk_reasons, head_reasons, placement_reasons
 from mm_autoparallel.model.job.model import Encoder, Model
@@ -43,7 +44,8 @@ def has_frozen_stage(plan: Plan, model: Model) -> bool:
 
 def _broken(plan: Plan, model: Model, path: Path, counts_chunks: bool) -> Iterator[str]:
     if plan.strategy.arrangement:
-        yield f"its layout is {plan.strategy.arrangement.name}, and these files are written for the chain alone"
+        yield from list_reasons(plan, model)
+        plan = as_chain(plan, model)
     yield from _break_model(plan, model, path)
     yield from _break_modes(plan)
     yield from _break_schedule(plan.strategy, plan.num_microbatches)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, is_folder, is_there
+from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
 from mm_autoparallel.integrations.launch_script import (
@@ -28,6 +28,7 @@ from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import (
     read_gpt_yaml,
     write_gpt_yaml,
 )
+from mm_autoparallel.integrations.mindspeed_mm.hetero_parallel import count_ranks
 from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP, describe_arguments
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.integrations.mindspeed_mm.refusals import entry_reason
@@ -102,8 +103,25 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
 def describe_script(path: Path, given: Given) -> Described:
     """Model, workload and search space of the training that the script at `path` starts. Raises JobError."""
     launch = read_launch(path, given.world_size)
-    described = describe_arguments(launch.arguments, given, launch.find, flags="")
+    arguments = launch.arguments
+    hetero = launch.config is None and find_switch(arguments, flags.HETERO)
+    if hetero:  # what the search may do too, and what counts the batch otherwise
+        arguments = tuple(word for word in arguments if word != flags.HETERO)
+    described = describe_arguments(arguments, given, launch.find, flags="")
     notes = list(described.notes)
+    if hetero:
+        model_json = _model_json(launch)
+        num_ranks = count_ranks(read_document(model_json, "model file"), model_json)
+        batch = int(str(described.workload["global_batch_size"])) // num_ranks
+        described = replace(
+            described,
+            workload={**described.workload, "global_batch_size": batch},
+            search={**described.search, "layouts": ["chain", "colocated"]},
+        )
+        notes.append(
+            f"{flags.GLOBAL_BATCH} counts every device as a replica of the decoder, which {flags.HETERO} gives "
+            f"{num_ranks}: a step has {batch} samples"
+        )
     broken = find_broken_arithmetic(launch.script)
     if broken:
         notes.append(
