@@ -15,7 +15,7 @@ from data import SampleShape
 from failures import TrainingError
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import read_text
-from mm_autoparallel.integrations.torch.schedule_csv import Orders, read_csv
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders, read_csv
 from model import Piece
 from parallelism import Parallelism
 from sizes import MODEL_SIZES, change_text, read_document

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_autoparallel.integrations.torch.schedule_csv import Orders
 from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from model import Held
 

@@ -24,8 +24,9 @@ from transformers import Qwen2VLConfig
 
 from data import Batch, SampleShape
 from failures import TrainingError
-from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_recomputed, join_untrained, write_rows
+from mm_autoparallel.integrations.torch.schedule_csv import join_recomputed, join_untrained
 from mm_autoparallel.pipeline.schedules.catalog import check_rounds, find_schedule
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders, write_rows
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from model import Held, Stage, output_of
 from parallel import Ranks, with_reduction, without_reduction

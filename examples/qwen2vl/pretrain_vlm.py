@@ -23,6 +23,7 @@ from data import SampleShape
 from failures import TrainingError
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.integrations.torch.schedule_csv import orders_of
 from parallelism import Encoder, Parallelism
 from sizes import make_config
 from subject import make_subject, make_workload
@@ -74,6 +75,8 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             "drop --pipeline-order and --uneven-images"
         )
     order = read_order(arguments, strategy.pp)
+    if order is None and applied.plan.stage_orders:
+        order = orders_of(applied.plan)
     if order is not None and order.num_chunks != strategy.vpp:
         raise TrainingError(
             f"--pipeline-order {arguments.pipeline_order} has {order.num_chunks} chunks a stage, and the plan's VPP is "

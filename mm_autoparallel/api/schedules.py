@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.errors import JobError, PlanError, PlannerError
 
 if TYPE_CHECKING:
-    from mm_autoparallel.integrations.torch.schedule_csv import Orders
     from mm_autoparallel.pipeline.problem import Problem
+    from mm_autoparallel.pipeline.schedules.torch_csv import Orders
 
 ORDERS_SCHEMA = "mm-autoparallel/orders/1"
 
@@ -37,7 +37,8 @@ def export_schedule(
     an order that it found. placed: of a problem, that result. num_frozen: virtual stages in front that train nothing
     (None: those of a problem whose blocks have no backward; else none). Raises JobError and PlanError.
     """
-    from mm_autoparallel.integrations.torch.schedule_csv import join_untrained, write_rows
+    from mm_autoparallel.integrations.torch.schedule_csv import join_untrained
+    from mm_autoparallel.pipeline.schedules.torch_csv import write_rows
 
     path = Path(source)
     if path.suffix != ".json":
@@ -64,7 +65,7 @@ def import_schedule(path: str | Path) -> dict[str, Any]:
     """The orders in torch's CSV at `path`, as `schedules import --json` prints them. Raises PlanError naming the line
     and cell that is wrong, and who waits for whom where the order never ends."""
     from mm_autoparallel.files import read_text
-    from mm_autoparallel.integrations.torch.schedule_csv import read_csv
+    from mm_autoparallel.pipeline.schedules.torch_csv import read_csv
 
     try:
         orders = read_csv(read_text(Path(path), "schedule", "CSV", PlanError))
@@ -94,8 +95,8 @@ def _least_chunks(name: str) -> int:
 
 
 def _make(name: str, num_stages: int, num_chunks: int, num_microbatches: int) -> Orders:
-    from mm_autoparallel.integrations.torch.schedule_csv import Orders, check_number
     from mm_autoparallel.pipeline.schedules.catalog import check_rounds, find_schedule
+    from mm_autoparallel.pipeline.schedules.torch_csv import Orders, check_number
 
     schedule = find_schedule(name, num_chunks)
     check_rounds(schedule, num_stages, num_microbatches)
@@ -137,9 +138,9 @@ def _order_in(path: Path, placed: Path | None, num_frozen: int | None) -> tuple[
 
 
 def _order_of(problem: Problem, document: dict[str, Any] | None, where: str, placed: str) -> Orders:
-    from mm_autoparallel.integrations.torch.schedule_csv import Orders
     from mm_autoparallel.pipeline.schedules.catalog import find_schedule
     from mm_autoparallel.pipeline.schedules.orders import read_orders
+    from mm_autoparallel.pipeline.schedules.torch_csv import Orders
 
     given_by = find_schedule(problem.schedule, problem.num_chunks).given_by
     sizes = (problem.num_stages, problem.num_chunks, problem.num_microbatches)
@@ -157,8 +158,8 @@ def _order_of(problem: Problem, document: dict[str, Any] | None, where: str, pla
 
 def _order_placed(document: dict[str, Any], where: str) -> Orders:
     """`order` of what `place --json` printed: words of each stage; one chunk."""
-    from mm_autoparallel.integrations.torch.schedule_csv import Orders
     from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
+    from mm_autoparallel.pipeline.schedules.torch_csv import Orders
 
     words = document.get("order")
     if words is None:

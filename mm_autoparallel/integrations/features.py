@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.layer_layout import split_mode
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN, SCHEDULES
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
@@ -29,7 +29,7 @@ FEATURES: dict[str, str] = {
     "encoder_stages": "an encoder over several stages",
     "gpipe": "gpipe",
     "low_memory_chunks": "interleaved_1f1b_low_memory",
-    "split_backwards": "backwards in two parts: zb_h1, zbv, a free order",
+    "split_backwards": "backwards in two parts or an order of its own: zb_h1, zbv, a free or given order",
     "pieces": "seq_1f1b, pieces of sequences",
     "tensor": "TP with sequence parallelism",
     "whole_sequences": "TP without sequence parallelism",
@@ -115,6 +115,8 @@ def _list_places(plan: Plan) -> Iterator[tuple[str, str]]:
     order = "pieces" if strategy.schedule.startswith("seq_1f1b") else orders.get(strategy.schedule)
     if order:
         yield order, f"the schedule {strategy.schedule}"
+    elif strategy.schedule == GIVEN:
+        yield "split_backwards", "an order of its own"
     elif SCHEDULES[strategy.schedule].splits:
         yield "split_backwards", f"the schedule {strategy.schedule}, which parts backwards"
 

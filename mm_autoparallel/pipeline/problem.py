@@ -16,7 +16,7 @@ from mm_autoparallel.pipeline.dominance import Dominance
 from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.footprint import Beside, Footprint
 from mm_autoparallel.pipeline.layout import Layout, Reshard
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule, parts_backwards
 from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
 
 SAME, LESS, MORE, LESS_ON_HOST, FILL = Dominance
@@ -180,7 +180,7 @@ class Problem:
     @property
     def splits(self) -> bool:
         """Whether its schedule parts backwards into those of inputs and of weights."""
-        return find_schedule(self.schedule, self.num_chunks).splits or any("I" in order for order in self.orders)
+        return parts_backwards(self.schedule, self.num_chunks, self.orders)
 
     @property
     def pairs(self) -> bool:

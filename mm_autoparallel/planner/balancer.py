@@ -20,7 +20,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.pipeline.balance.deal import Bounds, deal
 from mm_autoparallel.pipeline.balance.law import Law, bound_step
-from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN, OF_JOBS
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.samples.sample import Sample, SampleCost
@@ -241,7 +241,7 @@ def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None
 
 def _law_of(plan: Plan, cost: SampleCost) -> Law:
     strategy = plan.strategy
-    if strategy.schedule not in OF_JOBS:
+    if strategy.schedule not in (*OF_JOBS, GIVEN):
         raise PlanError(f"schedule is {strategy.schedule}; plans are balanced that run {', '.join(OF_JOBS)}")
     others = [modality for modality, held in plan.layers.items() if any(held) and modality not in ("vision", "text")]
     if others:
@@ -256,5 +256,5 @@ def _law_of(plan: Plan, cost: SampleCost) -> Law:
         num_chunks=strategy.vpp,
         layers=(plan.layers.get("vision", none), plan.layers.get("text", none)),
         frozen=(cost.encoder_frozen, False),
-        orders=plan.orders,
+        orders=plan.stage_orders,
     )

@@ -18,17 +18,15 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_layout import split_mode
-from mm_autoparallel.model.job.layer_modes import LAYER_MODES, mode_reason
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN
 from mm_autoparallel.planner.plan_layout import layout_document, parse_layout_section
 from mm_autoparallel.planner.plan_lists import (
-    FILE_NAMES,
     MODES,
     Refused,
-    by_modality,
     check_modes,
     check_order,
     edit_lists,
@@ -41,7 +39,8 @@ from mm_autoparallel.planner.plan_lists import (
     parse_layouts,
     parse_list,
     parse_mapping,
-    parse_modes,
+    parse_modes_of,
+    parse_order,
     parse_orders,
 )
 from mm_autoparallel.validation import nearest
@@ -73,7 +72,7 @@ class Plan:
     """What is decided. `layers[modality][k]`: its layers on virtual stage k; `recompute` likewise: how many recompute.
 
     modes[modality][mode][k]: how many run in a mode but recompute, where any do (model/job/layer_modes.py).
-    orders: what each stage runs, as schedules/action.py writes it, where the schedule is free.
+    orders: what each stage runs, as schedules/action.py writes it, where it was found; a given one is the strategy's.
     warnings: what a person should know before trusting figures of this plan, one sentence each.
     """
 
@@ -118,6 +117,11 @@ class Plan:
     def num_microbatches(self) -> int:
         """Of one step, on each data-parallel replica."""
         return self.strategy.num_microbatches(self.global_batch_size)
+
+    @property
+    def stage_orders(self) -> tuple[str, ...]:
+        """What each stage runs, found or given; nothing where the schedule's rule says it."""
+        return self.orders or self.strategy.orders
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,7 @@ def parse_plan(document: dict[str, Any], job: Job, where: str) -> Plan:
 
 def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
     strategy = parse_strategy(document)
-    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
-    if reason is not None:
+    if reason := unlawful_reason(job.model, job.cluster, job.workload, strategy):
         raise Refused(f"parallel_config does not fit the job: {reason}")
     layers = _parse_lists(document, "layer_placement", job, strategy)
     recompute = _parse_lists(document, "layer_recompute", job, strategy)
@@ -188,7 +191,7 @@ def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
                 f"{job.model.name} has {num_layers[modality]} {modality} layers"
             )
     check_order(layers, strategy)
-    modes = _parse_modes(document, job, strategy)
+    modes = parse_modes_of(document, job, strategy)
     for modality, held in layers.items():
         check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
     warnings = _warnings(document, job, strategy)
@@ -245,7 +248,8 @@ def parse_strategy(document: dict[str, Any]) -> Strategy:
     rank_order = document.get("rank_order", DEFAULT_RANK_ORDER)
     if not isinstance(rank_order, str):
         raise Refused(f"rank_order is {describe_value(rank_order)}; one of {', '.join(RANK_ORDERS)} is expected")
-    strategy = Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order)
+    orders = parse_order(document, sizes["pp"], "schedule given") if schedule == GIVEN else ()
+    strategy = Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order, orders=orders)
     return parse_layout_section(document, strategy)
 
 
@@ -288,19 +292,6 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
     return parsed
 
 
-def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
-    """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero."""
-    modalities = {FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
-    for mode, where, name, counts in parse_modes(document, strategy):
-        if name not in modalities:
-            raise Refused(f"{where} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
-        own = next((name for name in LAYER_MODES if name == split_mode(mode)[1]), None)
-        reason = mode_reason(own, job.workload, job.cluster.device) if own and any(counts) else None
-        if reason:
-            raise Refused(f"{MODES}.{mode} does not fit the job: {reason}")
-    return by_modality(parse_modes(document, strategy))
-
-
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
@@ -323,7 +314,7 @@ def decision_document(plan: Plan) -> dict[str, Any]:
     """What decides, of the result file: sizes, lists, schedule and batch, in the order they are written."""
     strategy = plan.strategy
     modalities = dict.fromkeys(("vision", "text", *plan.layers))
-    none = (0,) * (strategy.pp * strategy.vpp)
+    none, orders = (0,) * (strategy.pp * strategy.vpp), plan.stage_orders
     return {
         "parallel_config": parallel_config(strategy),
         "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
@@ -331,7 +322,7 @@ def decision_document(plan: Plan) -> dict[str, Any]:
         **modes_document(plan.modes, strategy),
         **layout_document(strategy),
         "schedule": strategy.schedule,
-        **({"order": [order.split() for order in plan.orders]} if plan.orders else {}),
+        **({"order": [order.split() for order in orders]} if orders else {}),
         **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
         "global_batch_size": plan.global_batch_size,
     }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout
-from mm_autoparallel.model.job.layer_modes import OTHER_MODES
+from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout, split_mode
+from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.validation import nearest
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.job import Job
 
 MODES = "layer_modes"
 """Beside `layer_recompute`, where some layer runs in another mode: mode → part → counts as there."""
@@ -234,6 +237,20 @@ def by_modality(
     return found
 
 
+def parse_modes_of(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
+    """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero. Raises Refused
+    as `parse_modes`, and where the job has no such part or cannot run a mode."""
+    modalities = {FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
+    for mode, where, name, counts in parse_modes(document, strategy):
+        if name not in modalities:
+            raise Refused(f"{where} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
+        own = next((name for name in LAYER_MODES if name == split_mode(mode)[1]), None)
+        reason = mode_reason(own, job.workload, job.cluster.device) if own and any(counts) else None
+        if reason:
+            raise Refused(f"{MODES}.{mode} does not fit the job: {reason}")
+    return by_modality(parse_modes(document, strategy))
+
+
 def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy: Strategy) -> dict[str, Any]:
     """`layer_modes`, where some layer runs in another mode than recompute. modes: modality → mode → numbers."""
     known = (*list_layout_modes(strategy), *OTHER_MODES)
@@ -250,18 +267,23 @@ def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy:
 
 
 def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...]:
-    """`order` as one text a stage, where the schedule is one whose plans have it. Raises Refused where it is missing or
-    no lists of words; whether they are a whole order that ends, the simulator says."""
+    """`order` as `parse_order` has it, where it was found together with the placement; else nothing."""
     schedule = SCHEDULES.get(strategy.schedule)
     in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
     if not in_bubbles and (schedule is None or schedule.given_by != "placement"):
         return ()
+    what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"
+    return parse_order(document, strategy.pp, what)
+
+
+def parse_order(document: dict[str, Any], num_stages: int, what: str) -> tuple[str, ...]:
+    """`order`, which plans with `what` have, as one text a stage. Raises Refused where it is missing or no lists of
+    words; whether they are a whole order that ends, the simulator says."""
     order = document.get("order")
-    if not isinstance(order, list) or len(order) != strategy.pp:
+    if not isinstance(order, list) or len(order) != num_stages:
         told = "is missing" if order is None else f"is {describe_value(order)}"
-        what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"
         raise Refused(
-            f'order {told}; with {what} a list of actions ("0F0") for each of the {strategy.pp} stages is expected'
+            f'order {told}; with {what} a list of actions ("0F0") for each of the {num_stages} stages is expected'
         )
     for stage, words in enumerate(order):
         if not isinstance(words, list) or not all(isinstance(word, str) and word.strip() for word in words):

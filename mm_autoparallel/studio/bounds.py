@@ -90,7 +90,7 @@ def find_bound(job: Job, known: Known, estimate: Estimate) -> Bound:
 def name_strategy(strategy: Strategy) -> str:
     """Differs where a strategy does."""
     sizes = " ".join(f"{key}={value}" for key, value in parallel_config(strategy).items())
-    return f"{sizes} {strategy.schedule} {strategy.rank_order}"
+    return " ".join((sizes, strategy.schedule, strategy.rank_order, *strategy.orders))
 
 
 def _bounds(candidates: Sequence[Candidate]) -> dict[str, float]:

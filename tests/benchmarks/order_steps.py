@@ -23,12 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mm_autoparallel.api import load_solver, place
-from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_untrained, write_rows
+from mm_autoparallel.integrations.torch.schedule_csv import join_untrained
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, INPUT, PAIRED, WEIGHT
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
 from mm_autoparallel.pipeline.schedules.orders import read_orders
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders, write_rows
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from mm_autoparallel.pipeline.simulate.step import simulate
 

@@ -130,7 +130,7 @@ def test_orders_that_do_not_fit_are_named(
 
 def test_an_order_of_other_micro_batches_is_refused() -> None:
     from failures import TrainingError
-    from mm_autoparallel.integrations.torch.schedule_csv import read_csv
+    from mm_autoparallel.pipeline.schedules.torch_csv import read_csv
     from model import Piece
     from pipeline import Layout, find_order
 

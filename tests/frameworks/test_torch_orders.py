@@ -12,15 +12,10 @@ from drawn_orders import draw_order
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.integrations.torch.schedule_csv import (
-    Orders,
-    join_recomputed,
-    join_untrained,
-    read_csv,
-    write_rows,
-)
+from mm_autoparallel.integrations.torch.schedule_csv import join_recomputed, join_untrained
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, PAIRED, WEIGHT, parse_order
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders, read_csv, write_rows
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 
 PROBLEM = Path(__file__).parents[2] / "examples" / "place" / "problem.json"

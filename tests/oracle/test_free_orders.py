@@ -189,3 +189,10 @@ def test_place_against_the_best_order_and_placement(part: int) -> None:
             if verdict.wrong:
                 wrong[verdict.name] = verdict.wrong
     assert not wrong
+
+
+def test_steps_that_rounding_hides_are_found() -> None:
+    """Of its best placement the solver first returns an order that is below the goal in whole units alone."""
+    verdict, status = compare_free.verdict_of("heavy-810308")
+    assert not verdict.wrong
+    assert status == "optimal"

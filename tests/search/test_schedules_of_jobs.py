@@ -9,24 +9,33 @@ import pytest
 
 import mm_autoparallel as mmap
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.integrations.torch.schedule_csv import read_csv, write_csv
+from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.torch_csv import read_csv, write_rows
 from mm_autoparallel.planner.evaluate import evaluate
-from mm_autoparallel.planner.plan import read_plan, write_result
+from mm_autoparallel.planner.plan import Plan, read_plan, write_result
 from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_space
 
 LAYERS = {"num_layers": 6, "hidden_size": 2048, "ffn_size": 5504, "num_heads": 16, "norm": "rms"}
 
 
-def job_of(schedule: str, vpp: int = 1, **workload: object) -> Job:
+def job_of(schedule: object, vpp: int = 1, path: Path = Path("job.json"), **workload: object) -> Job:
     document = {
         "model": {"text": {"vocab_size": 32000, "layers": LAYERS}},
         "cluster": {"num_nodes": 1, "devices_per_node": 2, "device": "h100-80g"},
         "workload": {"global_batch_size": 6, "seq_length": 2048, **workload},
         "search": {"pp": [2], "tp": [1], "mbs": [1], "zero": [1], "max_vpp": vpp, "modes": [], "schedule": schedule},
     }
-    return parse_job(document, Path("job.json"))
+    return parse_job(document, path)
+
+
+def csv_of(schedule: str, num_chunks: int) -> str:
+    """What torch reads of a schedule on two stages, six micro-batches."""
+    rule = find_schedule(schedule, num_chunks)
+    return write_rows([rule.order(2, num_chunks, 6, stage) for stage in range(2)], rule.v_shaped)
 
 
 @pytest.mark.parametrize(("schedule", "vpp"), [("zb_h1", 1), ("zbv", 2), ("free", 1)])
@@ -70,3 +79,80 @@ def test_a_plan_without_its_order_is_refused(tmp_path: Path) -> None:
     write_result(path, replace(found.plan, orders=cut), found.figures)
     with pytest.raises(PlanError, match="0"):
         mmap.simulate(job, read_plan(path, job))
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), [("zb_h1", 1), ("interleaved_1f1b", 2)])
+def test_an_order_from_a_file_is_planned_as_its_schedule_by_name(schedule: str, vpp: int, tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(csv_of(schedule, vpp))
+    job = job_of("order.csv", vpp, tmp_path / "job.json")
+    found, named = search(job, num_workers=1), search(job_of(schedule, vpp), num_workers=1)
+    assert found.plan.strategy.schedule == "given"
+    assert found.figures.step_ms == pytest.approx(named.figures.step_ms, rel=1e-5)
+    assert found.figures.proven
+    path = tmp_path / "plan.json"
+    write_result(path, found.plan, found.figures)
+    again = read_plan(path, job)
+    assert again == replace(found.plan, warnings=again.warnings)
+    assert evaluate(job, again).timeline.step_ms == pytest.approx(found.figures.step_ms, rel=1e-9)
+    assert read_csv(write_csv(again), 2).num_chunks == vpp
+    other = job_of("1f1b", path=tmp_path / "job.json")
+    with pytest.raises(PlanError, match="order is missing; with schedule given"):
+        read_plan_text(path.read_text().replace('"order"', '"orders"'), other, tmp_path)
+    with pytest.raises(PlanError, match=f"the order that is given has PP 2, VPP {vpp} and 6 micro-batches, and this"):
+        read_plan_text(path.read_text().replace('"MBS": 1', '"MBS": 2'), other, tmp_path)
+
+
+def read_plan_text(text: str, job: Job, folder: Path) -> Plan:
+    (folder / "changed.json").write_text(text)
+    return read_plan(folder / "changed.json", job)
+
+
+def test_a_given_order_beside_those_that_are_found(tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(csv_of("zb_h1", 1))
+    job = job_of(["order.csv", "free", "1f1b"], path=tmp_path / "job.json")
+    entries = {entry.strategy.schedule: entry.reason for entry in list_space(job)}
+    assert entries == dict.fromkeys(("given", "free", "1f1b"))
+    found = search(job, num_workers=1)
+    alone = search(job_of("order.csv", path=tmp_path / "job.json"), num_workers=1)
+    assert found.figures.step_ms <= alone.figures.step_ms * (1 + 1e-9)
+    assert found.plan.strategy.orders == ()
+    assert {one.strategy.schedule: one.bounded_by for one in found.candidates}["given"] == "another strategy"
+
+
+WAITING = "0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3,0F4,0B4,0F5,0B5\n1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3,1F4,1B4,1F5,1B5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no file so called beside it"),
+        ("", "no rows"),
+        ("0F0,0X0\n1F0,1B0\n", "line 1, cell 2: '0X0' is no action"),
+        ("0F0,0B0,0F0\n1F0,1B0\n", "line 1 has 0F0 twice"),
+        ("0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n", "line 1 has no 1B0 or an I and a W"),
+        (
+            WAITING,
+            "it never ends: stage 0 waits with 0B0 for 0B0 of stage 1, stage 1 waits with 1F0 for",
+        ),
+        (csv_of("zbv", 2), "it runs through the stages and back"),
+        (csv_of("interleaved_1f1b", 2), "it runs 2 chunks a stage, and search.max_vpp is 1"),
+        ("0F0,0B0\n1F0,1B0\n2F0,2B0\n", "it has 3 rows, one for each stage, and search.pp is [2]"),
+        ("0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n", "do not divide global_batch_size 6"),
+    ],
+)
+def test_files_with_no_order_for_the_job_are_refused(text: str | None, words: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "order.csv").write_text(text)
+    with pytest.raises(JobError) as refusal:
+        job_of("order.csv", path=tmp_path / "job.json")
+    assert words in str(refusal.value)
+    assert "search.schedule names order.csv" in str(refusal.value)
+
+
+def test_two_files_and_stacks_with_orders_of_their_own_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(csv_of("zb_h1", 1))
+    with pytest.raises(JobError, match=r"order\.csv and other\.csv are two orders; a job takes one"):
+        job_of(["order.csv", "other.csv"], path=tmp_path / "job.json")
+    with pytest.raises(JobError, match=r"schedule given is none that workload\.stack megatron-te runs"):
+        job_of("order.csv", path=tmp_path / "job.json", stack="megatron-te")
+    assert job_of("order.csv", path=tmp_path / "job.json", stack="transformers").orders

@@ -42,7 +42,7 @@ from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.catalog import parts_backwards
 
 
 def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
@@ -209,6 +209,7 @@ def _assemble(priced: _Priced) -> Problem:
         host_ms_per_byte=host_ms_per_byte(known.modes, known.cluster.device) * strategy.pp,
         stage_time_factor=_time_factors(known, strategy),
         host_limit_bytes=stage_host_limits(known.cluster, strategy) if uses_host else (),
+        orders=strategy.orders,
     )
 
 
@@ -228,7 +229,7 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
     modes = known.list_modes(strategy, priced.scales)
-    splits = find_schedule(strategy.schedule, strategy.vpp).splits
+    splits = parts_backwards(strategy.schedule, strategy.vpp, strategy.orders)
     blocks = []
     for index, (block, cost) in enumerate(pairs):
         footprint, scale = priced.footprints[index], priced.microbatch_scale[block.modality]

@@ -14,7 +14,7 @@ from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, LayerMode
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision
-from mm_autoparallel.model.job.schedule_law import ALL, searched_schedules
+from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, searched_schedules
 from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
@@ -43,7 +43,7 @@ class SearchSpace(Noun):
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
     those to try, in place of the workload's. schedule: those to try, or `all` that the workload's stack runs; nothing
-    for each strategy's default. dispatcher, graphs,
+    for each strategy's default; one may be a CSV of torch's, FILE.csv, with an order of your own. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
     in pieces (MindSpeed's MC2). layer_strategies: strategies too in which layers of one stage are shared in several
@@ -123,11 +123,15 @@ class SearchSpace(Noun):
     @field_validator("schedule")
     @classmethod
     def _check_schedules(cls, schedules: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for name in schedules or ():
-            if name not in (*OF_JOBS, ALL):
-                known = f"{', '.join(OF_JOBS)}, and {ALL} for every one"
+        named = schedules or ()
+        files = [name for name in named if is_order_file(name)]
+        if len(files) > 1:
+            raise ValueError(f"{files[0]} and {files[1]} are two orders; a job takes one, beside names")
+        for name in named:
+            if name not in (*OF_JOBS, ALL, *files):
+                known = f"{', '.join(OF_JOBS)}, {ALL} for every one, and FILE.csv for an order of your own"
                 raise ValueError(f"{name!r} is no schedule{nearest(name, (*OF_JOBS, ALL))}; known are {known}")
-            if name == ALL and len(schedules or ()) > 1:
+            if name == ALL and len(named) > 1:
                 raise ValueError(f"{ALL} stands there beside others, and stands for every schedule; name it alone")
         return schedules
 
@@ -141,6 +145,8 @@ class Job:
     unstated: keys that would state what decides a step and is not said (model/job/unstated.py).
 
     samples: those of workload.samples, read or drawn; None where it names none.
+
+    orders: of each stage in the CSV that search.schedule names, as schedules/action.py writes them.
 
     sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
     """
@@ -156,6 +162,7 @@ class Job:
     calibration: str | None = None
     unstated: tuple[str, ...] = ()
     samples: SampleTable | None = None
+    orders: tuple[str, ...] = ()
 
     @property
     def schedules(self) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.workload import Stack, Workload
-from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, OF_MICROBATCHES, SCHEDULES, Schedule
+from mm_autoparallel.pipeline.schedules.catalog import FREE, GIVEN, OF_JOBS, OF_MICROBATCHES, SCHEDULES, Schedule
+from mm_autoparallel.pipeline.schedules.orders import count_sizes
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.strategy import Strategy
@@ -44,6 +46,11 @@ RUNS: dict[Stack, Runs] = {
 """Schedules of each framework that a job can name."""
 
 
+def is_order_file(name: str) -> bool:
+    """Whether an entry of search.schedule names no schedule, and a file with the order of one."""
+    return name.endswith(".csv")
+
+
 def searched_schedules(named: Sequence[str] | None, workload: Workload) -> tuple[str, ...]:
     """The schedules that a search looks at. named: its search.schedule; an empty name stands for each strategy's
     default. With `all`: those of the framework that the job names, and where it names none, all that a job can name.
@@ -51,7 +58,7 @@ def searched_schedules(named: Sequence[str] | None, workload: Workload) -> tuple
     if named is None:
         return ("",)
     if tuple(named) != (ALL,):
-        return tuple(named)
+        return tuple(GIVEN if is_order_file(name) else name for name in named)
     return RUNS[workload.stack].schedules if "stack" in workload.model_fields_set else OF_JOBS
 
 
@@ -60,19 +67,39 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     without a name, every schedule can be looked at. One that is found takes equal micro-batches and one layout a layer.
     """
     name, vpp = strategy.schedule, strategy.vpp
-    schedule = SCHEDULES[name] if name in OF_JOBS else None
-    if schedule is None:
+    if name not in (*OF_JOBS, GIVEN):
         yield f"schedule {name!r} is not known; known are {', '.join(OF_JOBS)}"
         return
-    if vpp > 1 and not schedule.interleaved:
+    schedule = SCHEDULES[name]
+    if name == GIVEN:
+        yield from _order_reasons(workload, strategy)
+    elif vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif schedule.v_shaped and vpp != 2:
         yield f"schedule {name} runs two chunks a stage, there and back, and VPP is {vpp}"
     elif vpp == 1 and schedule.interleaved and (schedule.splits or "stack" in workload.model_fields_set):
         yield f"schedule {name} runs several chunks a stage, and VPP is 1"
-    if schedule.given_by == "placement" and strategy.layouts:
+    if schedule.given_by != "rule" and strategy.layouts:
         yield f"schedule {name} takes layers of one stage in one layout, and the strategy has several"
     yield from workload_reasons(workload, schedule)
+
+
+def _order_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """An order that is given has so many stages, chunks and micro-batches."""
+    if not strategy.orders:
+        yield f"schedule {GIVEN} has no order: name its CSV in search.schedule"
+        return
+    try:
+        pp, vpp, count = count_sizes(strategy.orders)
+    except PlanError as error:
+        yield str(error)
+        return
+    own = strategy.num_microbatches(workload.global_batch_size)
+    if (pp, vpp, count) != (strategy.pp, strategy.vpp, own):
+        yield (
+            f"the order that is given has PP {pp}, VPP {vpp} and {count} micro-batches, and this is PP {strategy.pp}, "
+            f"VPP {strategy.vpp} and {own}"
+        )
 
 
 def workload_reasons(workload: Workload, schedule: Schedule) -> Iterator[str]:
@@ -83,6 +110,8 @@ def workload_reasons(workload: Workload, schedule: Schedule) -> Iterator[str]:
             f"schedule {schedule.name} takes equal micro-batches, and workload.micro_batch_scale makes those of "
             f"{uneven[0]} unequal"
         )
-    if "stack" in workload.model_fields_set and schedule.name not in RUNS[workload.stack].schedules:
+    # who runs orders that are found runs those that are given
+    name = FREE if schedule.name == GIVEN else schedule.name
+    if "stack" in workload.model_fields_set and name not in RUNS[workload.stack].schedules:
         known = ", ".join(RUNS[workload.stack].schedules)
         yield f"schedule {schedule.name} is none that workload.stack {workload.stack} runs; it runs {known}"

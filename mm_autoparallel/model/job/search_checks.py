@@ -15,10 +15,10 @@ from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
 from mm_autoparallel.model.job.precision import precision_reason
-from mm_autoparallel.model.job.schedule_law import ALL, workload_reasons
+from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, workload_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, zero_reason
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN, SCHEDULES, V_CHUNKS
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import SearchSpace
@@ -117,8 +117,9 @@ def _check_schedules(limits: SearchSpace, workload: Workload, path: Path) -> Non
     for name in limits.schedule or ():
         if name == ALL:
             continue
-        reason = next(workload_reasons(workload, SCHEDULES[name]), None)
-        if reason is None and SCHEDULES[name].v_shaped and limits.max_vpp < V_CHUNKS:
+        schedule = SCHEDULES[GIVEN if is_order_file(name) else name]
+        reason = next(workload_reasons(workload, schedule), None)
+        if reason is None and schedule.v_shaped and limits.max_vpp < V_CHUNKS:
             reason = f"it runs {V_CHUNKS} chunks a stage, there and back, and search.max_vpp is {limits.max_vpp}"
         if reason:
             raise JobError(

@@ -54,7 +54,7 @@ class Strategy:
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
     has them. tp_overlap: of StackFacts. layouts: others in which layers of a stage may be shared, by ascending names.
     arrangement: of an encoder with sizes of its own; all of these are then the decoder's, but for pp, which counts the
-    stages of an encoder on ranks of its own too. None: the chain.
+    stages of an encoder on ranks of its own too. None: the chain. orders: of each stage where the schedule is `given`.
     """
 
     pp: int
@@ -80,6 +80,7 @@ class Strategy:
     tp_overlap: FusedProducts = ""
     layouts: tuple[LayerLayout, ...] = ()
     arrangement: Arrangement | None = None
+    orders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -343,8 +344,8 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
 
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
     has_experts = any(modality.layers.experts for modality in model.modalities)
-    reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
-    if reason:
+    sharded = strategy.zero, strategy.pp, strategy.ep, strategy.reshard
+    if reason := zero_reason(workload.stack, *sharded, has_experts):
         yield reason
     if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
         yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
@@ -357,10 +358,8 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
         reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
         if reason:
             yield reason
-    if strategy.optimizer_offload:
-        reason = offload_reason(workload.stack, strategy.zero, cluster.device)
-        if reason:
-            yield reason
+    if strategy.optimizer_offload and (reason := offload_reason(workload.stack, strategy.zero, cluster.device)):
+        yield reason
 
 
 def _break_precision(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:

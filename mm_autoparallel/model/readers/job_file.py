@@ -23,6 +23,7 @@ from mm_autoparallel.model.job.unstated import find_unstated
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_file import find_form, parse_inline_model, read_model
 from mm_autoparallel.model.readers.model_form import usual_mbs
+from mm_autoparallel.model.readers.order_file import read_orders_beside
 from mm_autoparallel.model.readers.sample_source import fill_samples
 from mm_autoparallel.records import Flag, Name, Noun
 from mm_autoparallel.validation import nearest, parse_record
@@ -91,6 +92,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
         samples=samples,
+        orders=read_orders_beside(job_file.search, job_file.workload, path),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.balance.ordering import Floats, Tasks, play_all
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, WEIGHT
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule, parts_backwards
 from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
 
@@ -49,7 +49,7 @@ class Law:
     @cached_property
     def splits(self) -> bool:
         """Whether backwards are parted."""
-        return find_schedule(self.schedule, self.num_chunks).splits or any("I" in order for order in self.orders)
+        return parts_backwards(self.schedule, self.num_chunks, self.orders)
 
     @cached_property
     def of_kind(self) -> Floats:

@@ -4,7 +4,7 @@ grid."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NoReturn
@@ -19,6 +19,9 @@ from mm_autoparallel.pipeline.schedules.seq_1f1b import seq_one_f_one_b
 from mm_autoparallel.pipeline.schedules.v_blocks import v_half, v_min
 from mm_autoparallel.pipeline.schedules.zbv import zbv
 from mm_autoparallel.pipeline.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+
+GIVEN, FREE = "given", "free"
+"""The schedules whose order a person gives, and whose order is found."""
 
 MAX_ACTIONS = 20_000_000
 """Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
@@ -103,8 +106,8 @@ SCHEDULES: dict[str, Schedule] = {
             v_shaped=True,
             least_rounds=LEAST_ROUNDS,
         ),
-        Schedule("given", _order_of_problem, interleaved=True, periodic=False, given_by="problem"),
-        Schedule("free", _order_to_find, interleaved=False, periodic=False, splits=True, given_by="placement"),
+        Schedule(GIVEN, _order_of_problem, interleaved=True, periodic=False, given_by="problem"),
+        Schedule(FREE, _order_to_find, interleaved=False, periodic=False, splits=True, given_by="placement"),
     )
 }
 
@@ -121,6 +124,11 @@ OF_JOBS = tuple(
     if schedule.num_pieces == 1 and schedule.given_by != "problem" and not schedule.pairs
 )
 """Those that a job can name: these, and others that part backwards, or whose order is to be found."""
+
+
+def parts_backwards(name: str, num_chunks: int, orders: Sequence[str]) -> bool:
+    """Whether the schedule called `name` parts backwards, or the `orders` of its stages do, where they are given."""
+    return find_schedule(name, num_chunks).splits or any("I" in order for order in orders)
 
 
 def find_schedule(name: str, num_chunks: int = 1) -> Schedule:

@@ -4,6 +4,7 @@ stages do not wait for one another for ever."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -39,13 +40,25 @@ def read_orders(
         raise PlanError(f"orders has {len(texts)} entries; num_stages is {num_stages}, and each stage needs its own")
     orders = []
     for stage, text in enumerate(texts):
-        try:
-            order = parse_order(text)
-        except ValueError as error:
-            raise PlanError(f"{name_stage(stage)}: {error}") from None
+        order = _parse(text, name_stage(stage))
         _check_order(order, name_stage(stage), num_chunks, num_microbatches)
         orders.append(order)
     return tuple(orders)
+
+
+@lru_cache(maxsize=64)
+def count_sizes(texts: tuple[str, ...]) -> tuple[int, int, int]:
+    """Stages, and chunks and micro-batches by the largest number of an action. Raises PlanError as `read_orders`."""
+    orders = [_parse(text, f"orders[{stage}]") for stage, text in enumerate(texts)]
+    most = np.max([order.max(axis=0, initial=-1) for order in orders], axis=0, initial=-1)
+    return len(texts), int(most[1]) + 1, int(most[2]) + 1
+
+
+def _parse(text: str, where: str) -> StageOrder:
+    try:
+        return parse_order(text)
+    except ValueError as error:
+        raise PlanError(f"{where}: {error}") from None
 
 
 def _check_order(order: StageOrder, where: str, num_chunks: int, num_microbatches: int) -> None:

@@ -13,7 +13,7 @@ from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.planner.search.space import strategy_key
 
-_DERIVED = ("dp", "schedule")
+_DERIVED = ("dp", "schedule", "orders")
 """What follows from the other fields, and so is no likeness."""
 
 

@@ -2,8 +2,8 @@
 
 The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
 it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
-waits until that one is settled, and then has its bound. A named order of one chunk a stage is one of those that are
-tried where the order is to be found, at the same costs: it waits for that strategy.
+waits until that one is settled, and then has its bound. A named order of one chunk a stage, or a given one, is one of
+those that are tried where the order is to be found, at the same costs: it waits for that strategy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
 from mm_autoparallel.planner.search.arrangements import Branch
@@ -28,9 +29,6 @@ from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
-
-ANY_ORDER = "free"
-"""The schedule that stands for every order of one chunk a stage."""
 
 
 class Agenda:
@@ -70,7 +68,7 @@ class Agenda:
         self.pipelines.append(
             Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
         )
-        if strategy.schedule == ANY_ORDER:
+        if strategy.schedule == FREE:
             self._any_order[strategy] = self.pipelines[-1]
         self.push(self.pipelines[-1])
 
@@ -155,11 +153,11 @@ class Agenda:
             self.pipelines[number].betters.append(pipeline)
 
     def _find_betters(self, pipeline: Pipeline) -> None:
-        """Before it is built: where its order is a named one of one chunk, note the pipeline whose orders include it.
-        Those that became one with another are that one.
+        """Before it is built: where its order is a named or given one of one chunk, note the pipeline whose orders
+        include it. Those that became one with another are that one.
         """
         if pipeline.num_refinements == 0 and not pipeline.betters and not pipeline.has_chunks:
-            any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=ANY_ORDER), pipeline)
+            any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=FREE, orders=()), pipeline)
             pipeline.betters += [any_order] if any_order is not pipeline else []
         pipeline.betters = [better.twin or better for better in pipeline.betters]
 
@@ -178,11 +176,11 @@ class Agenda:
 
 def _has_none(pipeline: Pipeline) -> bool:
     """Whether placements in any order were looked for, and none was found: a named order may be easier to place."""
-    return pipeline.strategies[0].schedule == ANY_ORDER and pipeline.num_slices > 0 and pipeline.placement is None
+    return pipeline.strategies[0].schedule == FREE and pipeline.num_slices > 0 and pipeline.placement is None
 
 
 def is_too_much(pipeline: Pipeline) -> bool:
     """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
     strategy = pipeline.strategies[0]
     in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
-    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER or in_bubbles)
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == FREE or in_bubbles)

@@ -25,6 +25,7 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import has_same_counts
+from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.pipeline.solve.cache import SolvedCache
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
 from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
@@ -34,7 +35,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
+from mm_autoparallel.planner.search.agenda import Agenda, is_too_much
 from mm_autoparallel.planner.search.arrangements import Branch
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
@@ -338,7 +339,7 @@ class _Search:
 
     def end(self) -> tuple[tuple[Estimate, ...], tuple[Candidate, ...]]:
         """The best plans, and what became of every strategy."""
-        for pipeline in sorted(self.pipelines, key=lambda p: p.strategies[0].schedule != ANY_ORDER):
+        for pipeline in sorted(self.pipelines, key=lambda p: p.strategies[0].schedule != FREE):
             pipeline.learn_from_betters()
         batch = self.job.workload.global_batch_size
         estimates = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mm_autoparallel.planner.search.agenda import ANY_ORDER
+from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.planner.search.pipeline import Pipeline
 
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
@@ -17,5 +17,5 @@ def next_slice_s(pipeline: Pipeline) -> float:
     """Seconds of its next turn."""
     strategy = pipeline.strategies[0]
     first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
-    first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == ANY_ORDER else 1.0
+    first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == FREE else 1.0
     return first_s * SLICE_GROWTH**pipeline.num_unfinished

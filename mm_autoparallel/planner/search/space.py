@@ -21,6 +21,7 @@ from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN
 from mm_autoparallel.planner.search.arrangements import Branch, list_branches
 
 ONE_STAGE = "1f1b"
@@ -207,7 +208,8 @@ def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
                 for mbs, ep, vpp, name in product(sizes, limits.ep, range(1, most_chunks + 1), schedules):
                     # in one stage no order is faster than this one, or keeps less
                     schedule = ONE_STAGE if pp == 1 and ONE_STAGE in schedules else name
-                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=schedule)
+                    orders = job.orders if schedule == GIVEN else ()
+                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=schedule, orders=orders)
                     for choices in every_choice:
                         chosen = _choose(job, sized, choices)
                         for of_stack in of_stacks:

@@ -30,6 +30,9 @@ CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
 _LARGEST = [ROOM, MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING]
 #: What arithmetic may have lost: bounds are claimed so much lower.
 CLAIM_FRACTION = 1e-9
+#: By how much a goal is lowered, in parts of it, where what CP-SAT finds reaches it by rounding alone: first, how many
+#: times as much from try to try, and at most.
+FIRST_SLACK, SLACK_FACTOR, MOST_SLACK = 1e-7, 3.0, 1e-5
 
 
 @dataclass(order=True)
@@ -37,7 +40,8 @@ class Part:
     """Placements of the same boundaries [P + 1], each stage in one of the rows [.] that are its own, in order.
 
     failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. mixed: relaxed
-    figures are too good for it. stuck: nothing here can decide it.
+    figures are too good for it. slack_fraction: by how much the goal is lowered for it. stuck: nothing here can decide
+    it.
     """
 
     bound_ms: float
@@ -48,6 +52,7 @@ class Part:
     failures: int = field(compare=False, default=0)
     is_refined: bool = field(compare=False, default=False)
     mixed: bool = field(compare=False, default=False)
+    slack_fraction: float = field(compare=False, default=0.0)
     stuck: bool = field(compare=False, default=False)
 
     @property
@@ -90,7 +95,7 @@ class Closing:
         self.goal_ms = goal_ms
         self.open = [part for part in self.open if part.bound_ms < goal_ms]
         for part in self.open:  # what was left open above may be refuted here
-            part.failures = 0
+            part.failures, part.slack_fraction, part.stuck = 0, 0.0, False
         heapq.heapify(self.open)
 
     def list_on(self, num_placements: int, should_stop: Callable[[], bool]) -> None:
@@ -182,8 +187,9 @@ class Closing:
 
     def goal_of(self, part: Part) -> float:
         """What CP-SAT is asked of a part: the goal, or, in every other try after one without an answer, a lower one."""
-        if part.failures % 2 == 0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms:
-            return self.goal_ms
+        is_close = part.slack_fraction > 0.0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms
+        if is_close or part.failures % 2 == 0:
+            return self.goal_ms * (1.0 - part.slack_fraction)
         return 0.3 * part.bound_ms + 0.7 * self.goal_ms
 
     def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
@@ -205,10 +211,14 @@ class Closing:
             part.bound_ms = max(part.bound_ms, goal_ms)
             if part.bound_ms >= self.goal_ms:
                 self.open.remove(part)
+            else:  # of a lower goal: between both is what rounding hides, or the next try
+                part.stuck = part.slack_fraction > 0.0
         elif answer == "unknown":
             part.failures += 1
             part.effort_s *= 2.0
+        elif not is_real and (part.mixed or self.options.is_exact):
+            part.slack_fraction = max(FIRST_SLACK, part.slack_fraction * SLACK_FACTOR)
+            part.stuck = part.slack_fraction > MOST_SLACK
         elif not is_real:
-            part.stuck = part.mixed or self.options.is_exact
             part.mixed = True
         heapq.heapify(self.open)

@@ -21,6 +21,8 @@ from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 from mm_autoparallel.pipeline.simulate.step import simulate
 
+#: The gap that is called none: solvers tell steps apart that differ by less.
+OPTIMAL_FRACTION = 1e-6
 #: Ways to fill a stage are listed first for steps below this many times the bound. Assumed.
 NEAR_FACTOR = 1.25
 
@@ -103,7 +105,7 @@ def _result(search: OrderSearch) -> PlacementResult:
         )
         return replace(shown, status="dominated") if is_dominated else shown
     timeline = simulate(search.problem, search.placement)
-    is_optimal = lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_GAP_FRACTION)
+    is_optimal = lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_FRACTION)
     return replace(
         shown,
         status="optimal" if is_optimal else "feasible",
