@@ -22,7 +22,7 @@ class Dialect:
     a flag that no plan says. write: flags that Megatron-LM's become; raises PlanError naming a choice that the code
     cannot run. note: sentences for what a script passes beside its plan. stack: of workloads; None: by the flags.
     not_patched: flag → why no plan is written into scripts that pass it. open: a file that is no launch script as one;
-    None: the code has launch scripts.
+    None: the code has launch scripts. old: flags of old releases that its parser lacks; None: Megatron-LM's.
     """
 
     title: str
@@ -33,6 +33,7 @@ class Dialect:
     stack: str | None = None
     not_patched: Mapping[str, str] = field(default_factory=dict)
     open: Callable[[Path, Given], LaunchScript] | None = None
+    old: frozenset[str] | None = None
 
 
 def without_mindspeed(decided: Decided) -> Decided:

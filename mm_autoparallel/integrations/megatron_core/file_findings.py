@@ -48,7 +48,8 @@ def find(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Iterator[Find
 
 def find_of_kind(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Iterator[Finding]:
     """What holds for every framework whose scripts pass Megatron-LM's flags, in the script at `path`."""
-    return (one for one in find(path, given, dialect) if one.rule in rules.OF_KIND)
+    kept = rules.OF_KIND if dialect.old is None else (*rules.OF_KIND, shared.OLD)
+    return (one for one in find(path, given, dialect) if one.rule in kept)
 
 
 def find_choices(said: Said) -> Iterator[Finding]:

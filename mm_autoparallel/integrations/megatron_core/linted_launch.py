@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mm_autoparallel.files import read_text
@@ -73,6 +73,9 @@ def read_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Launch
     text = read_text(path, "launch file", "text")
     passed = dialect.read(read_passed(script, world_size))
     said = say(passed, path, world_size, find_devices(script)[1], lambda flag: (path, line_of(text, flag)))
+    if dialect.old is not None:
+        old = {flag: new for flag, new in said.table.old.items() if flag in dialect.old}
+        said = replace(said, table=replace(said.table, old=old))
     return Launch(path, text, passed, said, given.device)
 
 

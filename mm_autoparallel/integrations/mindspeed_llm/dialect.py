@@ -131,8 +131,8 @@ def read(passed: Passed) -> Passed:
         words[flags.DISPATCHER] = ("alltoall",)
     if passed.has(PER_RANK) and passed.has(flags.RECOMPUTED) and (passed.has(flags.LAYERS_PER_CHUNK)):
         raise PlanError(f"{passed.where}: {PER_RANK} counts over a rank's chunks, and plans count in each; take it out")
-    ours = MARKS | {flags.OLD_FULL, "--spec"}
-    kept = {flag: each for flag, each in words.items() if flag not in ours or flag == "--first-k-dense-replace"}
+    ours = (MARKS - OLD.keys() - {"--first-k-dense-replace"}) | {flags.OLD_FULL, "--spec"}  # lint names the old ones
+    kept = {flag: each for flag, each in words.items() if flag not in ours}
     return replace(passed, words=kept)
 
 
@@ -321,4 +321,4 @@ _NO_PATCH = {
     NOOP: f"counts layers that do nothing in {flags.NUM_LAYERS}, and a plan places the others; take it out and give "
     f"{flags.NUM_LAYERS} without them first"
 }
-MINDSPEED = Dialect("MindSpeed-LLM", "26.1", read, write, note, "mindspeed", _NO_PATCH)
+MINDSPEED = Dialect("MindSpeed-LLM", "26.1", read, write, note, "mindspeed", _NO_PATCH, old=frozenset(OLD))

@@ -57,12 +57,13 @@ def _exporter() -> Exporter:
 
 
 def _linter() -> Linter:
+    from mm_autoparallel.integrations.file_rules import OLD
     from mm_autoparallel.integrations.megatron_core.file_findings import find_of_kind
     from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
     from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
     from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
 
-    return Linter(OF_KIND, partial(find_of_kind, dialect=MINDSPEED), locate, choices=CHOICES)
+    return Linter((*OF_KIND, OLD), partial(find_of_kind, dialect=MINDSPEED), locate, choices=CHOICES)
 
 
 FRAMEWORK = Framework("MindSpeed-LLM 26.1", launches=_launches, exporter=_exporter, linter=_linter)
