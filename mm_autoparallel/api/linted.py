@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.api.imported import NOTHING, find_kind, import_launch
+from mm_autoparallel.api.imported import NOTHING, ImportResult, find_kind, import_launch
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import read_text
 from mm_autoparallel.integrations.catalog import frameworks
@@ -19,8 +19,6 @@ from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.lint import plan_rules
 from mm_autoparallel.lint.study import Advice, Study
-from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.validation import nearest
 
 SCHEMA = "mm-autoparallel/lint/1"
@@ -161,7 +159,7 @@ def _lint(
         else:
             read = import_launch(path, framework=name, device=device, cluster=cluster, given=given)
             advice = plan_rules.advise(Study(read.job, read.estimate))
-            of_files += [_place(one, path, linter, read.estimate.plan, read.job) for one in advice]
+            of_files += [_place(one, path, linter, read, given.entry) for one in advice]
     except PlannerError as failure:
         refusal = failure
     yield from of_files
@@ -170,13 +168,13 @@ def _lint(
         yield Finding(UNREAD, message, path, find_line(message, read_key_lines(path).find))
 
 
-def _place(advice: Advice, path: Path, linter: Linter | None, plan: Plan, job: Job) -> Finding:
+def _place(advice: Advice, path: Path, linter: Linter | None, read: ImportResult, entry: str | None) -> Finding:
     """What was found in a plan, in the file that says it and in that file's words."""
-    line = linter.locate(path, advice.about) if linter and linter.locate else None
+    line = linter.locate(path, advice.about, entry) if linter and linter.locate else None
     mend = (linter.choices if linter else {}).get(advice.about, advice.words)
     if advice.better is not None and linter and linter.spell:
         try:
-            mend = linter.spell(path, plan, advice.better, job) or mend
+            mend = linter.spell(path, read.estimate.plan, advice.better, read.job) or mend
         except PlannerError:
             return Finding(advice.rule, advice.message, path, line, advice.stage, advice.figures, mend)
     return Finding(advice.rule, advice.message, path, line, advice.stage, advice.figures, mend)

@@ -181,11 +181,11 @@ def make_linter(
     return Linter((*RULES, *more), find, locate_by(keys), spell)
 
 
-def locate_by(keys: Keys) -> Callable[[Path, str], int | None]:
+def locate_by(keys: Keys) -> Callable[[Path, str, str | None], int | None]:
     """How `lint` finds the line of a choice of a simulated plan: that of the first of its keys that is in the file."""
 
-    def locate(path: Path, about: str) -> int | None:
-        lines = read_key_lines(path)
+    def locate(path: Path, about: str, entry: str | None) -> int | None:
+        lines = read_key_lines(path, entry)
         found = (lines.find(key) for name in (about, *_INSTEAD.get(about, ())) for key in keys.get(name, ()))
         return next((line for line in found if line is not None), None)
 

@@ -60,14 +60,15 @@ class Linter:
     """Rules of a framework's files.
 
     find: (file, what a person says beside it) → findings; goes on after the first, and needs no plan to be readable.
-    locate: (file, a field of Strategy, or layers, recompute, global_batch_size) → the line that decides it. spell:
+    locate: (file, a field of Strategy, or layers, recompute, global_batch_size, which of several functions of the file,
+    None: it has none) → the line that decides it. spell:
     (file, its plan, a better one, job) → the flags or keys that make the better one of it. choices: a workload's key →
     the flag that turns it on. Without these three, findings of simulated plans name the file alone, in a plan's words.
     """
 
     rules: tuple[Rule, ...]
     find: Callable[[Path, Given], Iterable[Finding]]
-    locate: Callable[[Path, str], int | None] | None = None
+    locate: Callable[[Path, str, str | None], int | None] | None = None
     spell: Callable[[Path, Plan, Plan, Job], str] | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
 

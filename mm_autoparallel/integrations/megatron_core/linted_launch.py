@@ -97,7 +97,7 @@ def line_of(text: str, at: str) -> int | None:
     return found[-1] if found else None
 
 
-def locate(path: Path, about: str) -> int | None:
+def locate(path: Path, about: str, _: str | None = None) -> int | None:
     """The line of a launch file that decides a field of plans, or a choice of workloads."""
     of_field = {name: flag for flag, name in flags.SIZES.items()} | {
         "mbs": flags.MICRO_BATCH,
