@@ -272,8 +272,9 @@ def check_exports(parse: Parse, number: int, rng: random.Random, told: Counter[s
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    for name in ("mindspeed-llm", "mindspeed", "megatron"):
-        parser.add_argument(f"--{name}", type=Path, metavar="DIR")
+    parser.add_argument("--mindspeed-llm", type=Path, metavar="DIR")
+    parser.add_argument("--mindspeed", type=Path, metavar="DIR")
+    parser.add_argument("--megatron", type=Path, metavar="DIR")
     parser.add_argument("--plans", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
