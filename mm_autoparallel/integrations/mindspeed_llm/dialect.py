@@ -45,7 +45,7 @@ REFUSED = {
 """Flag → why a script that passes it is no plan."""
 
 FLASH = "--use-flash-attn"
-FULL = {flags.GRANULARITY: ("full",), flags.METHOD: ("uniform",), flags.RECOMPUTED: ("1",)}
+FULL: dict[str, tuple[str, ...]] = {flags.GRANULARITY: ("full",), flags.METHOD: ("uniform",), flags.RECOMPUTED: ("1",)}
 REPLACED: dict[str, dict[str, tuple[str, ...]]] = {flags.OLD_FULL: FULL, "--triangle-attn": {FLASH: ()}}
 """Flag of ModelLink 1.0 → the flags that say the same today."""
 OLD = {
