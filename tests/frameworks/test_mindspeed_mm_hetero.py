@@ -26,10 +26,10 @@ def make_plan(
     pp: int = 2, tp: int = 2, dp: int = 4, mbs: int = 2, *, encoder: tuple[int, int, int] = (1, 16, 1), **more: Any
 ) -> Plan:
     """encoder: TP, DP and MBS. Ten text layers on two stages."""
-    layout = Arrangement("colocated", "phases", ModuleLayout("vision", 1, *encoder))
+    layout = Arrangement("colocated", "phases" if pp > 1 else "inline", ModuleLayout("vision", 1, *encoder))
     return Plan(
         Strategy(pp=pp, tp=tp, dp=dp, mbs=mbs, arrangement=layout, **more),
-        layers={"vision": (0,) * pp, "text": (4, 6) if pp == 2 else (10,)},
+        layers={"vision": (0,) * pp if pp > 1 else (6,), "text": (4, 6) if pp == 2 else (10,)},
         recompute={"vision": (0,) * pp, "text": (1, 1) if pp == 2 else (1,)},
         global_batch_size=64,
     )
@@ -60,6 +60,24 @@ def test_both_files_get_the_layout(model_json: Path, launch_script: Path) -> Non
     assert read_plan_back(model_json, launch_script, 16) == plan
 
 
+@pytest.mark.parametrize("encoder", [(1, 16, 1), (4, 4, 4)])
+def test_beside_one_stage_it_runs_in_every_micro_batch(
+    encoder: tuple[int, int, int], model_json: Path, launch_script: Path
+) -> None:
+    plan = make_plan(1, 2, 8, 2, encoder=encoder)
+    export_plan(plan, None, "mindspeed-mm", into=(launch_script, model_json))
+    assert not read_launch_script(launch_script).has_flag("--hetero-encoder-mbs-scale")
+    assert read_plan_back(model_json, launch_script, 16) == plan
+
+
+def test_equal_sizes_are_the_chain(model_json: Path, launch_script: Path) -> None:
+    export_plan(make_plan(1, 2, 8, 2, encoder=(1, 16, 1)), None, "mindspeed-mm", into=(launch_script, model_json))
+    document = json.loads(model_json.read_text())
+    document["image_encoder"]["tp"] = 2
+    model_json.write_text(json.dumps(document))
+    assert read_plan_back(model_json, launch_script, 16).strategy.arrangement is None
+
+
 def test_drawn_layouts_come_back(model_json: Path, launch_script: Path, checkout: Path) -> None:
     """Written into the files of the one before: whatever stood there is replaced."""
     rng, written = random.Random(5), 0
@@ -86,7 +104,8 @@ def test_drawn_layouts_come_back(model_json: Path, launch_script: Path, checkout
 @pytest.mark.parametrize(
     ("plan", "told"),
     [
-        (make_plan(1, 2, 8, encoder=(1, 16, 1)), "beside a decoder of PP 1"),
+        (make_plan(1, 2, 8, 1, encoder=(1, 16, 1)), "and is 1 beside one stage"),
+        (make_plan(2, 2, 4, encoder=(1, 16, 1), schedule="gpipe"), "its schedule is gpipe"),
         (make_plan(encoder=(1, 16, 3)), "makes that a whole number of the decoder's micro-batches"),
         (make_plan(encoder=(1, 16, 8)), "which divides the 8 of a step"),
         (make_plan(zero=2), "ZeRO stage 2"),
@@ -119,7 +138,7 @@ def test_other_layouts_are_refused_by_name(layout: Arrangement, model_json: Path
 
 def test_an_encoder_that_trains_is_refused(model_json: Path, launch_script: Path) -> None:
     model_json.write_text(model_json.read_text().replace('"freeze": true,', '"freeze": false,', 1))
-    with pytest.raises(PlanError, match="runs forward only"):
+    with pytest.raises(PlanError, match="runs encoders forward only"):
         export_plan(make_plan(), None, "mindspeed-mm", into=(launch_script, model_json))
 
 
@@ -132,7 +151,7 @@ def test_a_chain_is_not_written_beside_the_switch(model_json: Path, launch_scrip
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"tp": 2, "pp": 2', '"tp": 2, "pp": 1', "planned are an encoder that is whole"),
+        ('"tp": 1, "pp": 1', '"tp": 1, "pp": 2', "planned is an encoder that is whole"),
         ('"tp": 2, "pp": 2', '"tp": "2", "pp": 2', 'text_decoder.tp is "2"'),
         ('"tp": 2, "pp": 2', '"tp": 3, "pp": 2', "16 is no multiple of both"),
         ('"pipeline_num_layers": [6]', '"pipeline_num_layers": [5, 1]', r"so \[6\] is expected"),

@@ -31,7 +31,7 @@ def test_nothing_but_the_chain_unless_asked() -> None:
     assert not any(entry.strategy.arrangement for entry in named)
     frozen = list_entries(make_job(stack="mindspeed-mm", freeze=True, layouts="all", mbs=[1]))
     found = [e.strategy.arrangement for e in frozen if e.strategy.arrangement and e.reason is None]
-    assert {(one.kind, one.encoder_run) for one in found} == {("colocated", "phases")}
+    assert {(one.kind, one.encoder_run) for one in found} == {("colocated", "phases"), ("colocated", "inline")}
 
 
 def test_one_bound_for_all_kinds() -> None:

@@ -2,9 +2,9 @@
 
 model.json has `tp`, `pp` and `cp` of each module, beside vision_encoder and in text_decoder (hetero_align_config).
 Those of the launch script are all 1, and its global batch counts as if every device were a replica: it is divided by
-the decoder's TP x PP x CP (patchs/validate_args_patch.py). With several stages the encoder runs in phases on the
-decoder's devices, forward alone (patchs/hetero_pipeline_patches.py); one call takes `scale` micro-batches of all
-decoder replicas.
+the decoder's TP x PP x CP (patchs/validate_args_patch.py). The encoder runs on the decoder's devices: in every
+micro-batch beside one stage (training.py), in phases before several (patchs/hetero_pipeline_patches.py), where one call
+takes `scale` micro-batches of all decoder replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mm_autoparallel.integrations.launch_script import read_number
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import ScriptSizes
 from mm_autoparallel.integrations.shell_text import LaunchScript
-from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleLayout
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -45,11 +45,11 @@ def list_reasons(plan: Plan, model: Model) -> Iterator[str]:
     arrangement, decoder = plan.strategy.arrangement, plan.strategy.of_decoder()
     assert arrangement is not None
     encoder = arrangement.encoder
-    if arrangement.apart or arrangement.encoder_run != "phases" or decoder.pp == 1:
+    if arrangement.apart or arrangement.encoder_run != _run_beside(decoder.pp):
         yield (
             f"its layout is {arrangement.name} beside a decoder of PP {decoder.pp}, and MindSpeed-MM runs encoders on "
-            "the decoder's devices, in phases before several stages (--hetero-parallel); plan with workload.stack "
-            "mindspeed-mm and search.layouts [chain, colocated]"
+            "the decoder's devices, inline beside one stage and in phases before several (--hetero-parallel); plan "
+            "with workload.stack mindspeed-mm and search.layouts [chain, colocated]"
         )
         return
     if encoder.name != VISION or [one.name for one in model.encoders] != [VISION]:
@@ -59,22 +59,27 @@ def list_reasons(plan: Plan, model: Model) -> Iterator[str]:
     own = model.encoders[0]
     if not (own.freeze and own.projector.freeze):
         yield (
-            f"its {encoder.name} or its projector trains, and MindSpeed-MM's phase of encoders runs forward only "
-            "(hetero_pipeline); freeze both, or plan with search.layouts [chain]"
+            f"its {encoder.name} or its projector trains, and beside --hetero-parallel MindSpeed-MM runs encoders "
+            "forward only (hetero_pipeline, all_gather_dp_group); freeze both, or plan with search.layouts [chain]"
         )
     if encoder.pp > 1 or encoder.cp > 1:
-        yield f"its {encoder.name} has PP {encoder.pp} and CP {encoder.cp}; in phases every device holds it whole"
+        yield f"its {encoder.name} has PP {encoder.pp} and CP {encoder.cp}; every device holds it whole"
     if decoder.vpp > 1:
         yield (
             f"VPP {decoder.vpp}: beside --hetero-parallel MindSpeed-MM runs 1f1b alone "
             "(forward_backward_pipelining_without_interleaving); plan with search.max_vpp 1"
         )
-    if encoder.dp * encoder.mbs % (decoder.dp * decoder.mbs) or plan.num_microbatches % max(1, scale_of(plan.strategy)):
+    scale, rest = divmod(encoder.dp * encoder.mbs, decoder.dp * decoder.mbs)
+    if rest or scale < 1 or plan.num_microbatches % scale or (scale > 1 and decoder.pp == 1):
         yield (
             f"a call of the encoder takes {encoder.dp * encoder.mbs} samples, and {flags.HETERO_SCALE} makes that a "
             f"whole number of the decoder's micro-batches of {decoder.dp * decoder.mbs}, which divides the "
-            f"{plan.num_microbatches} of a step; plan with another MBS of the encoder"
+            f"{plan.num_microbatches} of a step and is 1 beside one stage; plan with another MBS of the encoder"
         )
+
+
+def _run_beside(pp: int) -> EncoderRun:
+    return "phases" if pp > 1 else "inline"
 
 
 def scale_of(strategy: Strategy) -> int:
@@ -101,6 +106,8 @@ def list_conditions(strategy: Strategy) -> list[str]:
 def as_chain(plan: Plan, model: Model) -> Plan:
     """The decoder of `plan` as a chain whose first stage has the encoder, for the laws of any chain."""
     decoder = plan.strategy.of_decoder()
+    if not plan.strategy.away:
+        return replace(plan, strategy=decoder)
     behind = (0,) * (decoder.pp - 1)
     layers = {VISION: (model.encoders[0].layers.num_layers, *behind), TEXT: plan.layers[TEXT]}
     recompute = {VISION: (0,) * decoder.pp, TEXT: plan.recompute[TEXT]}
@@ -154,10 +161,15 @@ def read_modules(
         raise PlanError(f"{path}: text_decoder takes {group} devices and image_encoder {width}; {world_size} is no "
                         "multiple of both")  # fmt: skip
     scale = read_number(script, flags.HETERO_SCALE, {}, default=1)
-    if own["pp"] == 1 or beside["pp"] > 1 or beside["cp"] > 1:
+    if beside["pp"] > 1 or beside["cp"] > 1:
         raise PlanError(
-            f"{path}: text_decoder has pp {own['pp']}, image_encoder pp {beside['pp']} and cp {beside['cp']}; planned "
-            "are an encoder that is whole on every device, and a decoder of several stages, before which it runs"
+            f"{path}: image_encoder has pp {beside['pp']} and cp {beside['cp']}; planned is an encoder that is whole "
+            "on every device"
+        )
+    if own["pp"] == 1 and scale > 1:
+        raise PlanError(
+            f"{where}: {flags.HETERO_SCALE} is {scale} beside a decoder of one stage, whose micro-batches then hold "
+            f"{scale} times as many samples as {flags.MICRO_BATCH} says; take it out"
         )
     batch, rest = divmod(found.global_batch_size, group)
     dp = world_size // group
@@ -184,9 +196,10 @@ def read_modules(
         zero=found.zero,
         sequence_parallel=found.sequence_parallel or own["tp"] == 1,
         tp_overlap="mc2" if found.fuses_products and found.sequence_parallel and own["tp"] > 1 else "",
-        arrangement=Arrangement("colocated", "phases", encoder),
+        arrangement=Arrangement("colocated", _run_beside(own["pp"]), encoder),
     )
-    return strategy, batch
+    is_chain = own["pp"] == own["cp"] == 1 and own["tp"] == beside["tp"]
+    return replace(strategy, arrangement=None) if is_chain else strategy, batch
 
 
 def count_ranks(document: Mapping[str, Any], path: Path) -> int:

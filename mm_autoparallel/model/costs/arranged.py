@@ -22,7 +22,7 @@ from mm_autoparallel.model.costs.resharding import (
     Crossing,
     cross_between_ranks,
     cross_in_phases,
-    cross_on_shared_ranks,
+    cross_inline,
     cross_to_first_stage,
 )
 from mm_autoparallel.model.costs.scales import PIPELINE, CostScales
@@ -121,7 +121,7 @@ def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Cr
         return cross_in_phases(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
     if arrangement.apart:
         return cross_between_ranks(*basis, known.workload, strategy, size_bytes)
-    return cross_on_shared_ranks(*basis, strategy, size_bytes)
+    return cross_inline(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
 
 
 def crossing_document(known: CostModel, strategy: Strategy) -> dict[str, Any]:

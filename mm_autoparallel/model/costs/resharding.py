@@ -68,10 +68,25 @@ def cross_between_ranks(
     return Crossing(moved_ms + gather_ms, moved_ms + gather_ms)
 
 
+def cross_inline(
+    cluster: Cluster,
+    network: NetworkProfile | None,
+    workload: Workload,
+    strategy: Strategy,
+    size_bytes: float,
+    pixel_bytes: float,
+) -> Crossing:
+    """Of a micro-batch, from an encoder on the devices of a decoder of one stage. size_bytes: D. pixel_bytes: what the
+    encoder reads of one decoder replica's micro-batch."""
+    if _is_mindspeed_mm(workload):
+        return _gather_over_replicas(cluster, network, strategy, size_bytes, pixel_bytes, 1)
+    return cross_on_shared_ranks(cluster, network, strategy, size_bytes)
+
+
 def cross_on_shared_ranks(
     cluster: Cluster, network: NetworkProfile | None, strategy: Strategy, size_bytes: float
 ) -> Crossing:
-    """From an encoder on the devices of a decoder of one stage, Megatron's law and the ideal alike. size_bytes: D."""
+    """The same by Megatron's law, which is the ideal. size_bytes: D."""
     arrangement, decoder = strategy.arrangement, strategy.of_decoder()
     assert arrangement is not None
     encoder = arrangement.encoder
@@ -96,18 +111,41 @@ def cross_in_phases(
     arrangement, decoder = strategy.arrangement, strategy.of_decoder()
     assert arrangement is not None
     encoder, num_microbatches = arrangement.encoder, decoder.num_microbatches(workload.global_batch_size)
-    step_bytes, width = num_microbatches * size_bytes, decoder.tp * decoder.cp
-    if "stack" in workload.model_fields_set and workload.stack == "mindspeed-mm":
+    step_bytes = num_microbatches * size_bytes
+    if _is_mindspeed_mm(workload):
         num_calls = workload.global_batch_size // (encoder.dp * encoder.mbs)
-        over_decoder = form_group(cluster.levels, decoder.dp, width, network)
-        over_encoder = form_group(cluster.levels, encoder.dp, encoder.tp, network)
-        outputs_ms = over_encoder.all_gather_ms(decoder.dp * step_bytes)
-        pixels_ms = over_decoder.all_gather_ms(decoder.dp * num_microbatches * pixel_bytes)
-        lengths_ms = 2 * num_calls * (over_decoder.latency_ms + over_encoder.latency_ms)
-        return Crossing(pixels_ms + outputs_ms + lengths_ms, outputs_ms)
+        pixels = num_microbatches * pixel_bytes
+        return _gather_over_replicas(cluster, network, strategy, step_bytes, pixels, num_calls)
     if decoder.pp == 1:
         return cross_on_shared_ranks(cluster, network, strategy, step_bytes)
     return cross_to_first_stage(cluster, network, strategy, step_bytes)
+
+
+def _is_mindspeed_mm(workload: Workload) -> bool:
+    return "stack" in workload.model_fields_set and workload.stack == "mindspeed-mm"
+
+
+def _gather_over_replicas(
+    cluster: Cluster,
+    network: NetworkProfile | None,
+    strategy: Strategy,
+    size_bytes: float,
+    pixel_bytes: float,
+    num_calls: int,
+) -> Crossing:
+    """MindSpeed-MM's: raw pixels over the decoder's replicas, outputs over the encoder's, and lengths before both.
+
+    size_bytes, pixel_bytes: of one decoder replica, over all `num_calls` of the encoder.
+    """
+    arrangement, decoder = strategy.arrangement, strategy.of_decoder()
+    assert arrangement is not None
+    encoder = arrangement.encoder
+    over_decoder = form_group(cluster.levels, decoder.dp, decoder.tp * decoder.cp, network)
+    over_encoder = form_group(cluster.levels, encoder.dp, encoder.tp, network)
+    outputs_ms = over_encoder.all_gather_ms(decoder.dp * size_bytes)
+    pixels_ms = over_decoder.all_gather_ms(decoder.dp * pixel_bytes)
+    lengths_ms = 2 * num_calls * (over_decoder.latency_ms + over_encoder.latency_ms)
+    return Crossing(pixels_ms + outputs_ms + lengths_ms, outputs_ms)
 
 
 def cross_to_first_stage(

@@ -2,8 +2,8 @@
 
 Megatron-LM: core/models/mimo (bridge_communicator.py, module_to_grid_map) and examples/mimo: an encoder on ranks of its
 own, PP = CP = 1; or on the decoder's, PP = CP = 1 for both. Megatron-Bridge's MegatronMIMOParallelismConfig is that
-form with more sizes, on ranks of its own alone. MindSpeed-MM's --hetero-parallel: phases on the decoder's ranks, whose
-encoder phase runs forward only where stages are several.
+form with more sizes, on ranks of its own alone. MindSpeed-MM's --hetero-parallel, on the decoder's ranks: in every
+micro-batch beside one stage, in phases before several; no gradients go back to the encoder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def stack_reason(workload: Workload, kind: str, encoder_run: str = "") -> str | 
         return None
     run = f" {encoder_run.replace('_', ' ')}" if encoder_run not in ("", "inline") else ""
     runs: dict[str, tuple[str, ...]] = dict.fromkeys(_MEGATRON, ("disaggregated", "colocated inline"))
-    runs["mindspeed-mm"] = ("colocated phases",)
+    runs["mindspeed-mm"] = ("colocated phases", "colocated inline")
     asked = f"{kind} {encoder_run}" if kind == "colocated" and encoder_run else kind
     known = runs.get(stack, ())
     if any(asked == one or (not encoder_run and one.startswith(asked)) for one in known):
@@ -82,11 +82,8 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
     if workload.stack in _MEGATRON and "stack" in workload.model_fields_set:
         yield from _break_megatron(arrangement, decoder)
     trains = not (model.encoders[0].freeze and model.encoders[0].projector.freeze)
-    if workload.stack == "mindspeed-mm" and trains:
-        yield (
-            "MindSpeed-MM's encoder phase runs forward only (hetero_pipeline), and this encoder or its projector "
-            "trains; freeze both, or plan the chain"
-        )
+    if workload.stack == "mindspeed-mm":
+        yield from _break_mindspeed_mm(arrangement, decoder, trains)
     part = model.encoders[0]
     if encoder.pp > part.layers.num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {part.name} has {part.layers.num_layers}"
@@ -200,6 +197,20 @@ def _break_shared(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
         yield f"colocated inline with the decoder's own TP {decoder.tp} and DP {decoder.dp} is the chain; plan that"
     if encoder.tp > 1 and decoder.tp % encoder.tp and encoder.tp % decoder.tp:
         yield f"colocated TP {encoder.tp} and TP {decoder.tp}: one must divide the other, so that samples stay on nodes"
+
+
+def _break_mindspeed_mm(arrangement: Arrangement, decoder: Strategy, trains: bool) -> Iterator[str]:
+    if trains:
+        why = (
+            "encoder phase runs forward only (hetero_pipeline)"
+            if arrangement.in_phases
+            else "encoder hands on no gradients (all_gather_dp_group)"
+        )
+        yield (f"MindSpeed-MM's {why}, and this encoder or its projector trains; freeze both, or plan the chain")
+    if arrangement.in_phases and decoder.pp == 1:
+        yield "MindSpeed-MM runs the encoder in every micro-batch (inline) where the decoder has one stage"
+    if decoder.vpp > 1:
+        yield f"VPP {decoder.vpp}: beside --hetero-parallel MindSpeed-MM runs 1f1b without chunks alone"
 
 
 def _break_megatron(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
