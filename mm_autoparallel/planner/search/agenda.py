@@ -23,7 +23,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
-from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
@@ -37,15 +37,15 @@ class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
-    profiled, and what is known of that. branches: what is not listed yet.
+    profiled, and what is known of that. boughs: what is not listed yet.
     """
 
-    def __init__(self, costs: CostModel, branches: tuple[Branch, ...] = ()) -> None:
+    def __init__(self, costs: CostModel, boughs: tuple[Bough, ...] = ()) -> None:
         self.pipelines: list[Pipeline] = []
         self.entries: list[SpaceEntry] = []
         self.overfull: dict[Strategy, str] = {}
         self._costs, self._steps = costs, LeastSteps(costs)
-        self.branches = Branches(costs, self._steps, branches)
+        self.branches = Branches(costs, self._steps, boughs)
         self.caution = Caution(costs.job)
         self._heap: list[Rank] = []
         self._families = Families()

@@ -35,7 +35,7 @@ from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_place
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
-from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
 from mm_autoparallel.planner.search.over_batches import rank_over_batches
@@ -45,7 +45,7 @@ from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.slices import next_slice_s
-from mm_autoparallel.planner.search.space import SpaceEntry, list_all_branches, list_space
+from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
@@ -86,10 +86,10 @@ def search(
             end, error = ("came to its time limit", Unfinished) if is_late else ("was interrupted", Interrupted)
             raise error(f"the search {end} before it began", where=f"job file {job.path}")
 
-    branches = list_all_branches(job, look)
-    space = list_space(job, look, branches)
+    boughs = list_all_boughs(job, look)
+    space = list_space(job, look, boughs)
     told = time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s
-    run = _Search(CostModel(job), space, branches, *told)
+    run = _Search(CostModel(job), space, boughs, *told)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
@@ -121,7 +121,7 @@ class _Search:
 
     costs: CostModel
     space: tuple[SpaceEntry, ...]
-    branches: tuple[Branch, ...]
+    boughs: tuple[Bough, ...]
     time_limit_s: float | None
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
@@ -139,7 +139,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.job, self.telling = self.costs.job, Telling(self.on_progress)
-        self.agenda = Agenda(self.costs, self.branches)
+        self.agenda = Agenda(self.costs, self.boughs)
         for entry in self.space:
             self.agenda.admit(entry, self.should_stop)
         self.pipelines = self.agenda.pipelines
