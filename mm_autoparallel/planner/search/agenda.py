@@ -80,10 +80,13 @@ class Agenda:
         if _has_none(pipeline):
             self.release(pipeline)
 
-    def next_open(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> Pipeline | None:
+    def next_open(
+        self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, should_stop: Callable[[], bool]
+    ) -> Pipeline | None:
         """The open pipeline of the least rank, its bound refined; None where there is none.
 
-        cutoff_ms, gap_fraction: as in `Pipeline.is_closed`. Raises ProfileError where a cost is missing.
+        cutoff_ms, gap_fraction: as in `Pipeline.is_closed`; rough_fraction: as in `Pipeline.descend`. Raises
+        ProfileError where a cost is missing.
         """
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
         while not should_stop():
@@ -111,7 +114,7 @@ class Agenda:
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
-            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
+            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
                 pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue

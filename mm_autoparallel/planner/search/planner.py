@@ -51,6 +51,8 @@ from mm_autoparallel.planner.search.telling import Telling
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
+#: Once this part of the time limit is gone, levels of memory end this close to the best. Assumed.
+ROUGH_FROM, ROUGH_FRACTION = 0.4, 0.004
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
@@ -187,6 +189,11 @@ class _Search:
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
+    def rough_fraction(self) -> float:
+        """How close below the best may be left out what no one bound rules out: chances make it many levels."""
+        return ROUGH_FRACTION if self.elapsed_s > ROUGH_FROM * (self.elapsed_s + self.left_s) else 0.0
+
+    @property
     def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
         still = (p for p in self.pipelines if not (p.infeasible or p.twin or p.is_waiting))
         return min([self.agenda.branches.least_ms, *(p.bound_ms for p in still)])
@@ -258,7 +265,8 @@ class _Search:
     def next_open(self) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left."""
         while True:
-            pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
+            wanted = self.cutoff_ms, self.gap_fraction, self.rough_fraction
+            pipeline = self.agenda.next_open(*wanted, self.should_stop)
             if pipeline is None:
                 return None
             was_known = self.recall(pipeline)
