@@ -13,11 +13,13 @@ from random_modes import random_modes_problem
 from random_problems import random_problem
 
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.paths.average_path import average_path
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 STYLES = ("round", "real", "unequal")
 
@@ -223,3 +225,28 @@ def test_a_search_that_is_stopped_waits_for_no_bound(num_chunks: int) -> None:
     for problem in (roomy, crowded) if num_chunks == 1 else (roomy,):  # memory of chunks is looked at in no time
         bound = bound_step(problem, should_stop=lambda: True)
         assert (bound.step_ms, bound.reason) == (work_bound_ms(problem), "")
+
+
+def test_winding_paths_are_no_longer_than_the_step_and_close_to_it() -> None:
+    """Stages of fixed layers, some alike, behind slow hops: what 1F1B takes is a path that goes back and forth."""
+    ratios = []
+    for seed in range(40):
+        rng = random.Random(f"winding {seed}")
+        num_stages, num_microbatches = rng.randint(3, 7), rng.choice((4, 9, 60, 100))
+        speeds = [rng.choice((1.0, 1.0, 1.0, 0.7, 0.4)) for _ in range(num_stages)]
+        tails_ms = [rng.choice((0.0, 1.0)) for _ in speeds]
+        chain = tuple(
+            ChainBlock(f"b{s}", "text", 1, 5.0 * speed, 10.0 * speed, tail_ms=tails_ms[s], within=(s, s + 1))
+            for s, speed in enumerate(speeds)
+        )
+        hops_ms = tuple(rng.choice((0.0, 0.5, 1.5)) for _ in range(num_stages - 1))
+        zeros = (0.0,) * num_stages
+        problem = Problem(
+            num_stages, 1, num_microbatches, "1f1b", chain, (1.0,) * num_stages, zeros, zeros, hops_ms, zeros[1:]
+        )
+        (only,) = list_placements(problem) or ()
+        step_ms, bound_ms = simulate(problem, only).step_ms, bound_step(problem).step_ms
+        assert bound_ms <= step_ms * (1 + 1e-9), f"seed {seed}"
+        ratios.append(bound_ms / step_ms)
+    assert np.median(ratios) > 0.9999
+    assert np.mean(ratios) > 0.99

@@ -16,8 +16,9 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
+from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.planner import search
-from mm_autoparallel.planner.search.space import judge, list_all_branches, list_entries
+from mm_autoparallel.planner.search.space import judge, list_all_boughs, list_entries
 
 
 def test_nothing_but_the_chain_unless_asked() -> None:
@@ -53,13 +54,37 @@ def test_a_decoder_by_itself_bounds_all_layouts_beside_it() -> None:
     job = make_job(layouts="all", mbs=[1], cp=[1], tp=[1, 2])
     costs = CostModel(job)
     steps, num_bounded = LeastSteps(costs), 0
-    for branch in list_all_branches(job)[::2]:
+    branches = [branch for bough in list_all_boughs(job) for branch in bough.branches()]
+    for branch in branches[::2]:
         for strategy in [one for one in branch.strategies() if judge(job, one).reason is None][:1]:
             whole, alone = bound_step(build_problem(costs, strategy)), bound_step(build_decoder(costs, strategy))
             assert alone.step_ms <= whole.step_ms * (1 + 1e-9)
             assert steps.least_decoder_ms(branch.decoder) <= steps.least_ms(strategy) * (1 + 1e-9)
             num_bounded += 1
     assert num_bounded > 5
+
+
+def test_boughs_hold_all_decoders_and_are_bounded_by_less_than_each() -> None:
+    job = make_job(layouts="all", cp=[1, 2])
+    costs, boughs = CostModel(job), list_all_boughs(job)
+    waiting = Branches(costs, LeastSteps(costs), boughs)
+    least_ms = [one.bound_ms for one in waiting._open]
+    assert len(boughs) == len(least_ms) > 3
+    lawful, seen = {one.strategy for one in list_entries(job) if one.reason is None and one.strategy.arrangement}, set()
+    for bough, bound_ms in zip(boughs, least_ms, strict=True):
+        assert bound_ms > 0.0
+        for branch in bough.branches():
+            assert (branch.kind, branch.num_devices, branch.num_apart) == (
+                bough.kind,
+                bough.num_devices,
+                bough.num_apart,
+            )
+            assert (branch.decoder.tp, branch.decoder.cp, branch.decoder.mbs) in bough.shapes
+            beside = [one for one in branch.strategies() if judge(job, one).reason is None]
+            seen.update(beside)
+            assert all(waiting._bound_branch(branch) <= LeastSteps(costs).least_ms(one) * (1 + 1e-9) for one in beside)
+            assert bound_ms <= waiting._bound_branch(branch) * (1 + 1e-9)
+    assert seen == lawful
 
 
 def test_layouts_beside_a_slow_decoder_are_one_candidate() -> None:

@@ -65,6 +65,12 @@ class LeastSteps:
         """No strategy with this decoder and whatever arrangement is below. Raises as least_ms."""
         return self._least_part_ms(decoder, True)
 
+    def least_share_ms(self, part: Strategy, is_decoder: bool) -> float:
+        """Of one sample, what devices spend together at least on this module with the costs of such sizes. Its step is
+        not below that times all samples over its devices. Raises as least_ms."""
+        total_ms, _ = self._sum_part_ms(part, is_decoder)
+        return total_ms * part.tp * part.cp / part.mbs * (1.0 - ROUNDING_FRACTION)
+
     def _least_part_ms(self, part: Strategy, is_decoder: bool) -> float:
         total_ms, largest_ms = self._sum_part_ms(part, is_decoder)
         each_ms = max(total_ms / part.pp, largest_ms)

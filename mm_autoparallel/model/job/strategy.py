@@ -109,18 +109,13 @@ class Strategy:
         if self.arrangement is None:
             return self
         own = self.arrangement.encoder
-        return Strategy(
-            own.pp,
-            own.tp,
-            own.dp,
-            own.mbs,
-            cp=own.cp,
-            zero=self.zero,
-            sequence_parallel=self.sequence_parallel,
-            precision=self.precision,
-            graphs=self.graphs,
-            tp_overlap=self.tp_overlap if own.tp > 1 else "",
-        )
+        return self.beside(own.pp, own.tp, own.dp, own.mbs, own.cp)
+
+    def beside(self, pp: int, tp: int, dp: int, mbs: int, cp: int = 1) -> Strategy:
+        """An encoder of these sizes by itself beside this decoder, whose choices it has."""
+        sized = Strategy(pp, tp, dp, mbs, cp=cp, zero=self.zero, sequence_parallel=self.sequence_parallel)
+        fused: FusedProducts = self.tp_overlap if tp > 1 else ""
+        return replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused)
 
     @property
     def expert_tp(self) -> int:

@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
-from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
@@ -35,15 +35,15 @@ class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
-    profiled, and what is known of that. branches: what is not listed yet.
+    profiled, and what is known of that. boughs: what is not listed yet.
     """
 
-    def __init__(self, costs: CostModel, branches: tuple[Branch, ...] = ()) -> None:
+    def __init__(self, costs: CostModel, boughs: tuple[Bough, ...] = ()) -> None:
         self.pipelines: list[Pipeline] = []
         self.entries: list[SpaceEntry] = []
         self.overfull: dict[Strategy, str] = {}
         self._costs, self._steps = costs, LeastSteps(costs)
-        self.branches = Branches(costs, self._steps, branches)
+        self.branches = Branches(costs, self._steps, boughs)
         self.caution = Caution(costs.job)
         self._heap: list[Rank] = []
         self._families = Families()
@@ -78,10 +78,13 @@ class Agenda:
         if _has_none(pipeline):
             self.release(pipeline)
 
-    def next_open(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> Pipeline | None:
+    def next_open(
+        self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, should_stop: Callable[[], bool]
+    ) -> Pipeline | None:
         """The open pipeline of the least rank, its bound refined; None where there is none.
 
-        cutoff_ms, gap_fraction: as in `Pipeline.is_closed`. Raises ProfileError where a cost is missing.
+        cutoff_ms, gap_fraction: as in `Pipeline.is_closed`; rough_fraction: as in `Pipeline.descend`. Raises
+        ProfileError where a cost is missing.
         """
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
         while not should_stop():
@@ -109,7 +112,7 @@ class Agenda:
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
-            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
+            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
                 pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue

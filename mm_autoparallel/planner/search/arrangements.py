@@ -11,53 +11,118 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleKind, ModuleLayout
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 
 MOST_PHASE_SAMPLES = 32
 """An encoder in phases takes so many samples at once at most: more fill a device and save no time. Assumed."""
 
 
+class Sizes(NamedTuple):
+    """Of a strategy on pp x tp x cp x dp devices, before anything is chosen beside them."""
+
+    pp: int
+    tp: int
+    cp: int
+    dp: int
+    mbs: int
+
+
+Shape = tuple[int, int, int]
+"""TP, CP and MBS of a decoder: as much of its sizes as the times of one block hang on."""
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """All strategies with arrangements of one kind, on one number of devices, beside one decoder."""
+    """All strategies with arrangements of one kind beside one decoder. num_apart: devices that the encoder has to
+    itself, 0 where it shares the decoder's."""
 
     kind: ModuleKind
     decoder: Strategy
+    num_apart: int
     strategies: Callable[[], Iterator[Strategy]]
 
+    @property
+    def num_devices(self) -> int:
+        """Of the decoder."""
+        return self.decoder.world_size
 
-def list_branches(
+
+@dataclass(frozen=True, eq=False)
+class Bough:
+    """All branches of one kind whose decoders have as many devices. num_apart: as of its branches.
+    shapes: what its decoders may be of."""
+
+    kind: ModuleKind
+    num_devices: int
+    num_apart: int
+    shapes: tuple[Shape, ...]
+    branches: Callable[[], Iterator[Branch]]
+
+
+def list_boughs(
     job: Job,
     num_devices: int,
-    decoders: Callable[[int], Iterator[Strategy]],
+    sizes: Callable[[int], Iterator[Sizes]],
+    choose: Callable[[Sizes], Iterator[Strategy]],
     divisors: Callable[[int], tuple[int, ...]],
-) -> Iterator[Branch]:
+) -> Iterator[Bough]:
     """Those on `num_devices`, of the kinds that search.layouts names.
 
-    decoders: the strategies within the limits on so many devices.
+    sizes: those within the limits on so many devices. choose: the strategies of such sizes.
     """
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
         return
     alone = job.model.model_copy(update={"encoders": ()})
+    breaks = _outlaw(job, alone)
 
-    def lawful(number: int) -> list[Strategy]:
-        found = {replace(one, schedule="") if not job.search.schedule else one for one in decoders(number)}
-        return [one for one in found if not unlawful_reason(alone, job.cluster, job.workload, one)]
+    def list_branches(kind: ModuleKind, found: list[Sizes], num_apart: int) -> Iterator[Branch]:
+        for decoder in _lawful(job, alone, found, choose):
+            if kind == "colocated":
+                yield Branch(kind, decoder, 0, partial(_colocated, job, decoder, divisors))
+            else:
+                yield Branch(kind, decoder, num_apart, partial(_disaggregated, job, decoder, num_apart, divisors))
 
-    if "colocated" in kinds:
-        for decoder in lawful(num_devices):
-            yield Branch("colocated", decoder, partial(_colocated, job, decoder, divisors))
-    if "disaggregated" in kinds:
-        for number in range(1, num_devices):
-            if job.cluster.uneven_reason(number) is None:
-                for decoder in lawful(number):
-                    of = partial(_disaggregated, job, decoder, num_devices - number, divisors)
-                    yield Branch("disaggregated", decoder, of)
+    for kind in kinds:
+        for number in (num_devices,) if kind == "colocated" else range(1, num_devices):
+            if kind == "colocated" or job.cluster.uneven_reason(number) is None:
+                found = [each for each in sizes(number) if not breaks(each)]
+                shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
+                if shapes:
+                    num_apart = num_devices - number
+                    yield Bough(kind, number, num_apart, shapes, partial(list_branches, kind, found, num_apart))
+
+
+def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
+    """Whether sizes of a decoder break one of the laws that most break: asked first, of millions of them."""
+    workload, num_layers, widest = job.workload, alone.num_layers, job.cluster.max_tensor_parallel
+
+    def breaks(sizes: Sizes) -> bool:
+        pp, tp, cp, dp, mbs = sizes
+        is_wide = tp > widest or min(pp * tp * cp * dp, widest) % tp != 0
+        return bool(pp > num_layers or is_wide or workload.global_batch_size % (dp * mbs) or workload.seq_length % cp)
+
+    return breaks
+
+
+def _lawful(
+    job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
+) -> Iterator[Strategy]:
+    """The lawful strategies of the decoder by itself, each once."""
+    seen = set()
+    for sizes in found:
+        for one in choose(sizes):
+            decoder = one if job.search.schedule else replace(one, schedule="")
+            if decoder not in seen:
+                seen.add(decoder)
+                if not unlawful_reason(alone, job.cluster, job.workload, decoder):
+                    yield decoder
 
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:

@@ -1,48 +1,106 @@
 """Branches: of a space, all arrangements of one kind beside one decoder, which are listed when their turn comes.
 
-A decoder goes with hundreds of encoders, and most decoders are too slow or too large by themselves. So a branch is
-bounded by its decoder alone, first by the costs of its blocks, then by paths and memory, and its strategies join the
-search only where that leaves it below the best step known.
+A decoder goes with hundreds of encoders, and most decoders are too slow or too large by themselves; of a large cluster
+most numbers of devices are, whatever decoder they run. So a bough, all branches on so many devices, is bounded by the
+costs of blocks alone, as shares of its devices' time, and listed where that leaves it below the best step known. A
+branch is bounded by its decoder: by blocks, then by paths and memory; and then its strategies join the search.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_decoder
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
-from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.arrangements import Bough, Branch, Shape
 from mm_autoparallel.planner.search.candidate import Bounded, Candidate
-from mm_autoparallel.planner.search.space import judge
+from mm_autoparallel.planner.search.space import decoders_of, divisors, judge
 
 
 @dataclass(eq=False)
 class _Open:
-    """A branch that is not listed yet. bound_ms: no strategy of it is below. is_bounded: by paths and memory too.
-    reason: why nothing of it fits, by overflow_bytes; empty: something may."""
+    """A bough or a branch that is not listed yet. bound_ms: no strategy of it is below. is_bounded: by paths and memory
+    too. reason: why nothing of it fits, by overflow_bytes; empty: something may."""
 
-    branch: Branch
+    part: Bough | Branch
     bound_ms: float
     is_bounded: bool = False
+    is_listed: bool = False
     reason: str = ""
     overflow_bytes: float = 0.0
+
+    def strategies(self) -> Iterator[Strategy]:
+        branches = self.part.branches() if isinstance(self.part, Bough) else (self.part,)
+        return (strategy for branch in branches for strategy in branch.strategies())
+
+    @property
+    def name(self) -> str:
+        """`all colocated layouts beside this decoder`."""
+        what = f"{self.part.num_devices} devices of a" if isinstance(self.part, Bough) else "this"
+        return f"all {self.part.kind} layouts beside {what} decoder"
+
+
+class _Shares:
+    """The least that devices spend together on one sample of a module, by what the costs of its blocks hang on."""
+
+    def __init__(self, costs: CostModel, steps: LeastSteps) -> None:
+        self._job, self._steps = costs.job, steps
+        self._by_shape: dict[Shape, tuple[float, float]] = {}
+        self._of_encoder: dict[Strategy, float] = {}
+
+    def of_shape_ms(self, shape: Shape) -> tuple[float, float]:
+        """Of a decoder of such a shape, and of the encoders beside it; 0 where nothing is known of one of them."""
+        if shape not in self._by_shape:
+            decoders = list(decoders_of(self._job, shape))
+            decoder_ms = min(self._share_ms(decoder, True) for decoder in decoders)
+            self._by_shape[shape] = decoder_ms, min(map(self.of_encoder_ms, decoders))
+        return self._by_shape[shape]
+
+    def of_encoder_ms(self, decoder: Strategy) -> float:
+        """Of the encoders beside a decoder, whatever their sizes."""
+        chosen = decoder.beside(pp=1, tp=1, dp=1, mbs=1)
+        if chosen not in self._of_encoder:
+            widths, samples = divisors(self._job.cluster.max_tensor_parallel), self._job.workload.global_batch_size
+            every = (decoder.beside(1, tp, 1, mbs) for tp in widths for mbs in divisors(samples))
+            self._of_encoder[chosen] = min(self._share_ms(encoder, False) for encoder in every)
+        return self._of_encoder[chosen]
+
+    def _share_ms(self, part: Strategy, is_decoder: bool) -> float:
+        try:
+            return self._steps.least_share_ms(part, is_decoder)
+        except ProfileError:  # such sizes may be unlawful, and nobody measured them
+            return 0.0
 
 
 class Branches:
     """Those of one search, the least bound first."""
 
-    def __init__(self, costs: CostModel, steps: LeastSteps, branches: tuple[Branch, ...]) -> None:
-        self._costs = costs
-        self._open = [_Open(branch, steps.least_decoder_ms(branch.decoder)) for branch in branches]
-        self._heap = [(one.bound_ms, number) for number, one in enumerate(self._open)]
-        heapq.heapify(self._heap)
-        self._listed: set[int] = set()
+    def __init__(self, costs: CostModel, steps: LeastSteps, boughs: Sequence[Bough]) -> None:
+        self._costs, self._steps, self._shares = costs, steps, _Shares(costs, steps)
+        self._open: list[_Open] = []
+        self._heap: list[tuple[float, int]] = []
+        self._num_listed = 0
+        for bough in boughs:
+            shares = map(self._shares.of_shape_ms, bough.shapes)
+            self._push(_Open(bough, min(self._bound_ms(bough, *each) for each in shares)))
+
+    def _push(self, one: _Open) -> None:
+        heapq.heappush(self._heap, (one.bound_ms, len(self._open)))
+        self._open.append(one)
+
+    def _bound_ms(self, part: Bough | Branch, decoder_ms: float, encoder_ms: float) -> float:
+        """No step is below, by what each sample takes of its devices' time."""
+        batch = self._costs.job.workload.global_batch_size
+        if part.num_apart:
+            return batch * max(decoder_ms / part.num_devices, encoder_ms / part.num_apart)
+        return batch * (decoder_ms + encoder_ms) / part.num_devices
 
     @property
     def least_ms(self) -> float:
@@ -55,22 +113,23 @@ class Branches:
 
     @property
     def num_unlisted(self) -> int:
-        return len(self._open) - len(self._listed)
+        return len(self._open) - self._num_listed
 
     def advance(self, should_stop: Callable[[], bool]) -> Iterator[Strategy]:
-        """Bound the branch of the least bound better, or list its strategies."""
+        """List the bough of the least bound, or bound such a branch better, or list its strategies."""
         _, number = heapq.heappop(self._heap)
         one = self._open[number]
-        if one.is_bounded:
-            self._listed.add(number)
-            yield from one.branch.strategies()
+        if isinstance(one.part, Bough):
+            self._list(one)
+            for branch in one.part.branches():
+                self._push(_Open(branch, max(one.bound_ms, self._bound_branch(branch))))
+            return
+        first = None if one.is_bounded else self._first_of(one)
+        if first is None:
+            self._list(one)
+            yield from one.strategies()
             return
         one.is_bounded = True
-        first = self._first_of(one.branch)
-        if first is None:
-            self._listed.add(number)
-            yield from one.branch.strategies()
-            return
         if not self._costs.overfull_reason(first.of_decoder()):
             bound = bound_step(build_decoder(self._costs, first), should_stop=should_stop)
             one.reason, one.overflow_bytes = bound.reason, bound.overflow_bytes
@@ -78,31 +137,39 @@ class Branches:
         if not one.reason:
             heapq.heappush(self._heap, (one.bound_ms, number))
 
-    def _first_of(self, branch: Branch) -> Strategy | None:
+    def _list(self, one: _Open) -> None:
+        one.is_listed = True
+        self._num_listed += 1
+
+    def _bound_branch(self, branch: Branch) -> float:
+        decoder = branch.decoder
+        shares_ms = self._steps.least_share_ms(decoder, True), self._shares.of_encoder_ms(decoder)
+        return max(self._steps.least_decoder_ms(decoder), self._bound_ms(branch, *shares_ms))
+
+    def _first_of(self, one: _Open) -> Strategy | None:
         """Its first lawful strategy; None where it has none."""
-        return next((one for one in branch.strategies() if judge(self._costs.job, one).reason is None), None)
+        return next((each for each in one.strategies() if judge(self._costs.job, each).reason is None), None)
 
     def candidates(self, cutoff_ms: float, worth_ms: float, stopped: str) -> Iterator[Candidate]:
-        """The end of each branch that was never listed, named by its first lawful strategy. worth_ms: what is not
-        below it is as good as the cutoff."""
+        """The end of each bough and branch that was never listed, named by its first lawful strategy. worth_ms: what
+        is not below it is as good as the cutoff."""
         batch = self._costs.job.workload.global_batch_size
-        for number, one in enumerate(self._open):
-            first = None if number in self._listed else self._first_of(one.branch)
+        for one in self._open:
+            first = None if one.is_listed else self._first_of(one)
             if first is None:
                 continue
-            what = f"all {one.branch.kind} layouts beside this decoder"
             count = first.num_microbatches(batch)
             if one.reason:
                 over = one.overflow_bytes
-                told = f"{what}: it does not fit by itself: {one.reason}"
+                told = f"{one.name}: it does not fit by itself: {one.reason}"
                 yield Candidate(first, "infeasible", told, count, overflow_bytes=over, bounded_by="memory")
                 continue
             by: Bounded = "paths" if one.is_bounded else "block costs"
             is_closed = one.bound_ms >= worth_ms
             told = (
-                f"{what}: by itself it takes {one.bound_ms:.3f} ms at least, and {cutoff_ms:.3f} ms is reached"
+                f"{one.name}: by itself it takes {one.bound_ms:.3f} ms at least, and {cutoff_ms:.3f} ms is reached"
                 if is_closed
-                else f"{what}: the search ended first: {stopped}"
+                else f"{one.name}: the search ended first: {stopped}"
             )
             yield Candidate(
                 first,

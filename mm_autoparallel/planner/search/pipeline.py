@@ -262,7 +262,8 @@ class Pipeline:
     def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Whether to try a fill in between, because the best plan of its level is far too full."""
         far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
-        if not (far and self.is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
+        is_lower = any(self.caution.fill_at(each) < self.level.fill_fraction for each in PROBES[self.num_probes :][:1])
+        if not (far and is_lower and self.is_placed(gap_fraction)):
             return False
         self._start_probe()
         return True
@@ -290,8 +291,8 @@ class Pipeline:
         """Whether the best placement of its level is known."""
         return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
-    def descend(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> bool:
-        """Leave out what is too full to rank below the best; whether that was anything.
+    def descend(self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, stop: Callable[[], bool]) -> bool:
+        """Leave out what is too full to rank below the best, or by rough_fraction below; whether that was anything.
 
         Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
         Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
@@ -301,14 +302,14 @@ class Pipeline:
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms
-        aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
+        aim_ms = (1.0 - max(gap_fraction, rough_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
         lower = self._fill_of(aim_ms)
-        if lower < fill * (1.0 if self.is_placed(gap_fraction) else WORTH_FRACTION):
+        if lower < fill * (1.0 if self.level.num_slices else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
             return True
         if not self.is_placed(gap_fraction) or np.isinf(fill):
             return False
-        if self._judge_each(cutoff_ms, should_stop):
+        if self._judge_each(cutoff_ms, stop):
             return True
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
         lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))

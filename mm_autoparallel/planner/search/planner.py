@@ -36,7 +36,7 @@ from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_place
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import Agenda, is_too_much
-from mm_autoparallel.planner.search.arrangements import Branch
+from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
 from mm_autoparallel.planner.search.over_batches import rank_over_batches
@@ -46,12 +46,14 @@ from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.slices import next_slice_s
-from mm_autoparallel.planner.search.space import SpaceEntry, list_all_branches, list_space
+from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
+#: Once this part of the time limit is gone, levels of memory end this close to the best. Assumed.
+ROUGH_FROM, ROUGH_FRACTION = 0.4, 0.004
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
@@ -87,10 +89,10 @@ def search(
             end, error = ("came to its time limit", Unfinished) if is_late else ("was interrupted", Interrupted)
             raise error(f"the search {end} before it began", where=f"job file {job.path}")
 
-    branches = list_all_branches(job, look)
-    space = list_space(job, look, branches)
+    boughs = list_all_boughs(job, look)
+    space = list_space(job, look, boughs)
     told = time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s
-    run = _Search(CostModel(job), space, branches, *told)
+    run = _Search(CostModel(job), space, boughs, *told)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
@@ -122,7 +124,7 @@ class _Search:
 
     costs: CostModel
     space: tuple[SpaceEntry, ...]
-    branches: tuple[Branch, ...]
+    boughs: tuple[Bough, ...]
     time_limit_s: float | None
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
@@ -140,7 +142,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.job, self.telling = self.costs.job, Telling(self.on_progress)
-        self.agenda = Agenda(self.costs, self.branches)
+        self.agenda = Agenda(self.costs, self.boughs)
         for entry in self.space:
             self.agenda.admit(entry, self.should_stop)
         self.pipelines = self.agenda.pipelines
@@ -186,6 +188,11 @@ class _Search:
     def gap_fraction(self) -> float:
         is_early = self.elapsed_s + self.saved_s < EXACT_S and not self.is_last_lap
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
+
+    @property
+    def rough_fraction(self) -> float:
+        """How close below the best may be left out what no one bound rules out: chances make it many levels."""
+        return ROUGH_FRACTION if self.elapsed_s > ROUGH_FROM * (self.elapsed_s + self.left_s) else 0.0
 
     @property
     def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
@@ -259,7 +266,8 @@ class _Search:
     def next_open(self) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left."""
         while True:
-            pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
+            wanted = self.cutoff_ms, self.gap_fraction, self.rough_fraction
+            pipeline = self.agenda.next_open(*wanted, self.should_stop)
             if pipeline is None:
                 return None
             was_known = self.recall(pipeline)

@@ -22,7 +22,7 @@ from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, 
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
-from mm_autoparallel.planner.search.arrangements import Branch, list_branches
+from mm_autoparallel.planner.search.arrangements import Bough, Shape, Sizes, list_boughs
 
 ONE_STAGE = "1f1b"
 """The order of one stage: a micro-batch forth and back, before the next."""
@@ -91,19 +91,18 @@ def judge(job: Job, strategy: Strategy) -> SpaceEntry:
 
 
 def list_entries(
-    job: Job, look: Callable[[], None] = lambda: None, branches: Sequence[Branch] | None = None
+    job: Job, look: Callable[[], None] = lambda: None, boughs: Sequence[Bough] | None = None
 ) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below.
-    branches: whose strategies are meant, beside those of the chain (None: all)."""
+    boughs: whose strategies are meant, beside those of the chain (None: all)."""
     strategies = set()
     for num_devices in _numbers_of_devices(job) if "chain" in job.search.kinds else ():
         for strategy in _combine(job, num_devices):
             look()
             strategies.add(strategy)
-    for branch in list_all_branches(job, look) if branches is None else branches:
-        for strategy in branch.strategies():
-            look()
-            strategies.add(strategy)
+    for strategy in _list_arranged(list_all_boughs(job, look) if boughs is None else boughs):
+        look()
+        strategies.add(strategy)
     in_order = sorted(strategies, key=lambda strategy: (strategy_key(strategy), strategy.world_size))
     entries = []
     for strategy in in_order:
@@ -114,14 +113,20 @@ def list_entries(
     return tuple(entries)
 
 
-def list_all_branches(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Branch, ...]:
-    """Every branch of `job`: none where search.layouts names the chain alone. look: as below."""
-    found = []
+def list_all_boughs(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Bough, ...]:
+    """Every bough of `job`: none where search.layouts names the chain alone. look: as below."""
+    found, given = [], (partial(_list_sizes, job), partial(_choose_all, job), divisors)
     for num_devices in _numbers_of_devices(job) if job.search.kinds != ("chain",) else ():
-        for branch in list_branches(job, num_devices, partial(_combine, job), divisors):
+        for bough in list_boughs(job, num_devices, *given):
             look()
-            found.append(branch)
+            found.append(bough)
     return tuple(found)
+
+
+def decoders_of(job: Job, shape: Shape) -> Iterator[Strategy]:
+    """Decoders of one stage and replica, of this TP, CP and MBS, with all that may be chosen beside, lawful or not."""
+    tp, cp, mbs = shape
+    return _choose_all(job, Sizes(1, tp, cp, 1, mbs))
 
 
 def _numbers_of_devices(job: Job) -> tuple[int, ...]:
@@ -146,20 +151,24 @@ def _list_layer_wise(entries: Sequence[SpaceEntry]) -> Iterator[Strategy]:
                 yield replace(member, cp_kind=kind, layouts=tuple(sorted(near)))
 
 
+def _list_arranged(boughs: Sequence[Bough]) -> Iterator[Strategy]:
+    return (strategy for bough in boughs for branch in bough.branches() for strategy in branch.strategies())
+
+
 def list_space(
-    job: Job, look: Callable[[], None] = lambda: None, branches: Sequence[Branch] | None = None
+    job: Job, look: Callable[[], None] = lambda: None, boughs: Sequence[Bough] | None = None
 ) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`. look: called for each, to raise what should end it.
-    branches: those of the job, whose strategies are left out; then none need be lawful of those that are listed, where
+    boughs: those of the job, whose strategies are left out; then none need be lawful of those that are listed, where
     one of theirs is.
 
     Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
     """
     limits, num_devices = job.search, job.cluster.num_devices
-    entries = list_entries(job, look, None if branches is None else ())
-    if any(judge(job, one).reason is None for branch in branches or () for one in branch.strategies()):
+    entries = list_entries(job, look, None if boughs is None else ())
+    if any(judge(job, one).reason is None for one in _list_arranged(boughs or ())):
         return entries
-    if branches:
+    if boughs:
         entries = list_entries(job, look)
     if not entries:
         given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
@@ -181,8 +190,25 @@ def list_space(
 
 
 def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
-    limits, batch = job.search, job.workload.global_batch_size
-    every = divisors(num_devices)
+    for sizes in _list_sizes(job, num_devices):
+        yield from _choose_all(job, sizes)
+
+
+def _list_sizes(job: Job, num_devices: int) -> Iterator[Sizes]:
+    limits, batch, every = job.search, job.workload.global_batch_size, divisors(num_devices)
+    for pp in limits.pp or every:
+        for tp in limits.tp or every:
+            for cp in (limits.cp or every) if num_devices % (pp * tp) == 0 else ():
+                dp, rest = divmod(num_devices, pp * tp * cp)
+                if rest or (limits.dp is not None and dp not in limits.dp):
+                    continue
+                for mbs in limits.mbs or divisors(batch // dp if batch % dp == 0 else 1):
+                    yield Sizes(pp, tp, cp, dp, mbs)
+
+
+def _choose_all(job: Job, sizes: Sizes) -> Iterator[Strategy]:
+    """All strategies of these sizes."""
+    limits = job.search
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
     no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
     not_fused: tuple[FusedProducts, ...] = ("",)
@@ -195,25 +221,16 @@ def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
         )
     )
     every_choice, facts, schedules = _Choices.every(limits), job.workload.known_facts, job.schedules
-    for pp in limits.pp or every:
-        for tp in limits.tp or every:
-            for cp in limits.cp or every:
-                if num_devices % (pp * tp * cp):
-                    continue
-                dp = num_devices // (pp * tp * cp)
-                if limits.dp is not None and dp not in limits.dp:
-                    continue
-                sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
-                plain = Strategy(pp, tp, dp, 1, cp=cp)
-                for mbs, ep, vpp, name in product(sizes, limits.ep, range(1, most_chunks + 1), schedules):
-                    # in one stage no order is faster than this one, or keeps less
-                    schedule = ONE_STAGE if pp == 1 and ONE_STAGE in schedules else name
-                    orders = job.orders if schedule == GIVEN else ()
-                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=schedule, orders=orders)
-                    for choices in every_choice:
-                        chosen = _choose(job, sized, choices)
-                        for of_stack in of_stacks:
-                            yield _choose_of_stack(job, chosen, facts, *of_stack)
+    pp, tp, cp, dp, mbs = sizes
+    for ep, vpp, name in product(limits.ep, range(1, most_chunks + 1), schedules):
+        # in one stage no order is faster than this one, or keeps less
+        schedule = ONE_STAGE if pp == 1 and ONE_STAGE in schedules else name
+        orders = job.orders if schedule == GIVEN else ()
+        sized = Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, schedule=schedule, orders=orders)
+        for choices in every_choice:
+            chosen = _choose(job, sized, choices)
+            for of_stack in of_stacks:
+                yield _choose_of_stack(job, chosen, facts, *of_stack)
 
 
 class _Choices(NamedTuple):

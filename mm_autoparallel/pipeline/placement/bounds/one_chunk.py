@@ -1,8 +1,8 @@
 """Bounds for pipelines of one chunk a stage: a shortest path over where stages end.
 
 A stage holds an interval of units, so what it must recompute and how long it takes are known per interval. Of the
-schedule's graph only three paths through each stage are kept (`step` names them); under these, what the stages before
-have used up matters by its sum alone, so keeping the least sum per position loses nothing.
+schedule's graph only some paths are kept (`kept_paths`); what the stages before have used up matters to them by its sum
+alone, so keeping the least sum per position loses nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
     overfull,
     overfull_host,
 )
+from mm_autoparallel.pipeline.placement.bounds.kept_paths import can_take, least_rest
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.schedules.action import FORWARD
@@ -49,7 +50,8 @@ class OneChunk(NamedTuple):
     in_flight, num_warmup, num_cooldown (see `count_in_order`), available_bytes, host_room_bytes (infinite where it is
     not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1]
     forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
-    most_scale: bounds on the factors by which times of one micro-batch differ from the mean.
+    most_scale: bounds on the factors by which times of one micro-batch differ from the mean. winds: whether paths may
+    wind (`kept_paths`).
     """
 
     num_microbatches: int
@@ -85,6 +87,7 @@ class OneChunk(NamedTuple):
     stage_tail_ms: Floats
     hop_ms: Floats
     latency_ms: Floats
+    winds: bool
 
 
 def bound_one_chunk(
@@ -121,6 +124,13 @@ def bound_one_chunk(
     return Bound(floor_ms)
 
 
+def fitting_loads(units: Units, otherwise_ms: Floats) -> Floats:
+    """`least_loads` of equal micro-batches; where intervals are too many, otherwise_ms."""
+    if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
+        return otherwise_ms
+    return least_loads(_prepare(units, 1.0, 1.0), lambda: None)
+
+
 @lru_cache(maxsize=256)
 def count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
     """[P] most micro-batches in flight; forwards after the first one and before the first backward; backwards after the
@@ -138,6 +148,22 @@ def count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tup
         num_warmup[s] = np.argmin(forward) - 1 if ordered else np.inf
         num_cooldown[s] = np.argmax(forward[::-1]) - 1 if ordered else np.inf
     return in_flight, num_warmup, num_cooldown
+
+
+@lru_cache(maxsize=256)
+def goes_back_and_forth(schedule: str, num_stages: int, num_microbatches: int) -> bool:
+    """Whether each stage runs a forward for each later stage and itself, and from then on a backward and a forward in
+    turn."""
+    order_of = find_schedule(schedule, 1).order
+    for s in range(num_stages):
+        order = order_of(num_stages, 1, num_microbatches, s)
+        ahead = min(num_stages - s, num_microbatches)
+        kinds = [True] * ahead + [False, True] * (num_microbatches - ahead) + [False] * ahead
+        forward = order[:, 0] == FORWARD
+        micro_batches = np.where(forward, np.cumsum(forward), np.cumsum(~forward)) - 1
+        if not np.array_equal(forward, kinds) or not np.array_equal(order[:, 2], micro_batches):
+            return False
+    return True
 
 
 def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
@@ -187,6 +213,8 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         stage_tail_ms=np.array(problem.stage_tail_ms, dtype=np.float64),
         hop_ms=hop_ms,
         latency_ms=latency_ms,
+        winds=least_scale == most_scale == 1.0
+        and goes_back_and_forth(problem.schedule, num_stages, problem.num_microbatches),
     )
 
 
@@ -299,53 +327,6 @@ def least_load(
         return load_ms
     by_host = per_host_byte / (2.0 * host_ms_per_byte)  # bytes freed in each ms of load
     return max(load_ms, (need_bytes + load_ms / cheapest_ms_per_byte) / (by_host + 1.0 / cheapest_ms_per_byte))
-
-
-def least_rest(of: OneChunk, loads: Floats) -> Floats:
-    """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a unit, forth and back."""
-    num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
-    rest = np.full((num_stages + 1, num_units + 1), np.inf)
-    rest[num_stages, num_units] = 0.0
-    for s in range(num_stages - 1, -1, -1):
-        rest[s] = np.min(of.least_scale * loads[s] + of.hop_ms[s] + rest[s + 1], axis=1)
-    return rest
-
-
-@kernel
-def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
-    """Whether some placement has none of its kept paths longer than `step_ms`."""
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
-    num_microbatches = of.num_microbatches
-    least = np.full(num_units + 1, np.inf)
-    least[0] = 0.0
-    for s in range(num_stages):
-        following = np.full(num_units + 1, np.inf)
-        for begin in range(of.first[s], of.last[s] + 1):
-            if least[begin] == np.inf:
-                continue
-            forward_before = of.least_scale * of.forward_ms[begin] * of.least_factor[s] + of.latency_ms[s]
-            for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
-                load = loads[s, begin, end]
-                forward = (of.forward_ms[end] - of.forward_ms[begin]) * of.time_factor[s]
-                backward = (of.backward_ms[end] - of.backward_ms[begin]) * of.time_factor[s]
-                if num_microbatches * (forward + backward) > step_ms:
-                    break
-                if load == np.inf:
-                    continue
-                tail = of.stage_tail_ms[s] + of.tail_ms[end] - of.tail_ms[begin]
-                used = least[begin] + (tail if s == 0 else 0.0)
-                whole = num_microbatches * load
-                if used + whole > step_ms or forward_before + whole + tail > step_ms:
-                    continue
-                onward = of.hop_ms[s, end] + rest[s + 1, end]
-                # what of `load` is not known to be backward may be forward, and the other way round
-                most_forward = forward if of.is_plain else load - backward
-                spared = min(of.num_warmup[s] * most_forward, of.num_cooldown[s] * (load - forward))
-                if used + whole - of.most_scale * spared + onward > step_ms:
-                    continue
-                following[end] = min(following[end], used + of.least_scale * load + of.hop_ms[s, end])
-        least = following
-    return bool(least[num_units] < np.inf)
 
 
 def least_excess(of: OneChunk, look: Look) -> tuple[float, int, bool]:

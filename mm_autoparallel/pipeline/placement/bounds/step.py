@@ -16,6 +16,7 @@ and what comes before a stage meaning one pass through all stages before it, for
               first micro-batch's pass goes on through the later stages, in place of those w forwards:
                   before + M·L − w·F + after
               and the mirror image, with the c backwards between the last forward and the last backward: − c·B.
+    winding   one chunk, 1F1B: both turns, and rounds through later stages in between (`kept_paths`).
     mixture   the weighted mean of any paths (average_path): with several chunks, the bubble that no lay-out avoids.
     memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
               to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2; and what lies there is limited.

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem
-from mm_autoparallel.pipeline.laid_out import list_layouts, relaxed
+from mm_autoparallel.pipeline.laid_out import has_layouts, list_layouts, relaxed
+from mm_autoparallel.pipeline.placement.bounds.one_chunk import fitting_loads
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
-from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
 
 Floats = NDArray[np.float64]
 
@@ -92,19 +94,22 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
 
 
 def _fullest_ms(problem: EncodedProblem, own_ms: Floats) -> float:
-    """What the fullest stage runs at least, however the decoder's layers are shared out, in no modes. own_ms: [P] what
-    it runs whatever it holds. With several chunks nothing."""
-    decoder = relaxed(problem.decoder)
+    """What the fullest stage runs at least, however the decoder's layers are shared out, in the modes that its memory
+    asks for where its order is a rule's. own_ms: [P] what it runs whatever it holds. With several chunks nothing."""
+    decoder = relaxed(decoder_on_devices(problem))
     if decoder.num_chunks > 1:
         return 0.0
     units = cut_into_units(decoder)
-    work_ms = decoder.num_microbatches * (units.forward_ms + units.backward_ms)[units.start]
+    passes_ms = (units.forward_ms + units.backward_ms)[units.start]
+    loads_ms = np.array(decoder.time_factors)[:, None, None] * (passes_ms[None, :] - passes_ms[:, None])
+    if not has_layouts(problem.decoder) and find_schedule(decoder.schedule, 1).given_by == "rule":
+        loads_ms = fitting_loads(units, loads_ms)
     tails_ms = units.tail_ms[units.start]
     at = np.arange(len(units.start))
     later = at[:, None] < at[None, :]
     least = np.where(at == 0, 0.0, np.inf)
-    for stage, factor in enumerate(decoder.time_factors):
-        held = factor * (work_ms[None, :] - work_ms[:, None]) + tails_ms[None, :] - tails_ms[:, None] + own_ms[stage]
+    for stage, own in enumerate(own_ms):
+        held = decoder.num_microbatches * loads_ms[stage] + tails_ms[None, :] - tails_ms[:, None] + own
         fullest = np.where(later, np.maximum(least[:, None], held), np.inf).min(axis=0)
         least = np.where((at >= units.first[stage + 1]) & (at <= units.last[stage + 1]), fullest, np.inf)
     return float(least[-1]) * (1.0 - 1e-9) if np.isfinite(least[-1]) else 0.0
