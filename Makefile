@@ -10,6 +10,9 @@ MINDFORMERS ?=
 MEGATRON ?=
 # work tree of MindSpeed-LLM, for `make nightly`; none: its launch scripts are not read
 MINDSPEED_LLM ?=
+# Work trees of Ascend/MindSpeed 26.1.0_core_r0.12.1 and NVIDIA/Megatron-LM core_v0.12.1, for its parser.
+MINDSPEED ?=
+MEGATRON_0_12 ?=
 # frameworks whose own parsers check exports (tests/frameworks/environments/), none: all; the folder of their environments
 NAMES ?=
 ENVIRONMENTS ?= .venv-frameworks

@@ -64,8 +64,9 @@ def profile(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Path:
     said = {"pretrain_script_path": script, "version": settings["version"], "task_id": settings["task_id"]}
     more = {**said, "task_time": time.strftime("%Y-%m-%d %H:%M:%S"), "command": _command()}
     source = "traced" if arguments.traced else "measured"
-    named = Named(settings["model_name"], settings["model_size"], settings["task_id"] or "", when, source, more)
+    words = (settings["model_name"], settings["model_size"], settings["task_id"] or "", when, source)
     training, device = _read_training(arguments, settings), _find_device(arguments)
+    named = Named(*words, more, training.is_fp16)
     _check_environment(arguments)
     device = _stored_device() if device is None else device
     job = training.job(device, settings["max_npu"], _NODES_TRACED if arguments.traced else 1)
@@ -141,12 +142,14 @@ def _check_environment(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Training:
-    """What a launch script trains. document: the config.json of its sizes, read from `path` or made of its flags."""
+    """What a launch script trains. document: the config.json of its sizes, read from `path` or made of its flags.
+    is_fp16: in this 16-bit type, which is measured as bf16."""
 
     path: Path
     document: Mapping[str, Any]
     workload: Mapping[str, object]
     notes: tuple[str, ...]
+    is_fp16: bool
 
     @property
     def title(self) -> str:
@@ -195,17 +198,19 @@ def _read_training(arguments: argparse.Namespace, settings: Mapping[str, Any]) -
     from mm_autoparallel.integrations.catalog import find_launch, is_built_live
     from mm_autoparallel.integrations.described import Given
     from mm_autoparallel.integrations.huggingface.written import write_config
+    from mm_autoparallel.integrations.launch_script import read_launch_script
     from mm_autoparallel.model.job.model import Model
 
     path, config = Path(settings["pretrain_script_path"]), arguments.model_config
     described = find_launch(path).describe(path, Given(config, vocab_size=arguments.vocab_size))
+    is_fp16 = read_launch_script(path).has_flag("--fp16")
     if isinstance(described.model, Model):
         document = write_config(described.model, path, int(str(described.workload["seq_length"])))
-        return _Training(path, document, described.workload, described.notes)
+        return _Training(path, document, described.workload, described.notes, is_fp16)
     document = read_document(described.model, "model file")
     if not is_built_live(document, f"model file {described.model}"):
         raise JobError(f"model file {described.model}: it is no Hugging Face config.json, of which blocks are measured")
-    return _Training(described.model, document, described.workload, described.notes)
+    return _Training(described.model, document, described.workload, described.notes, is_fp16)
 
 
 def _measure(training: _Training, job: Job, configs: Sequence[Config]) -> tuple[Path, ...]:

@@ -17,8 +17,10 @@ from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.launch_script import read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back
+from mm_autoparallel.integrations.mindspeed_mm.plan_law import check_plan
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import Plan
 
 
@@ -140,6 +142,12 @@ def test_an_encoder_that_trains_is_refused(model_json: Path, launch_script: Path
     model_json.write_text(model_json.read_text().replace('"freeze": true,', '"freeze": false,', 1))
     with pytest.raises(PlanError, match="runs encoders forward only"):
         export_plan(make_plan(), None, "mindspeed-mm", into=(launch_script, model_json))
+
+
+def test_scripts_that_train_under_a_plan_are_told_of_chains_alone(model_json: Path) -> None:
+    """As the hook and the YAML of all arguments ask."""
+    with pytest.raises(PlanError, match="is told of the chain alone"):
+        check_plan(make_plan(), read_model(model_json), model_json)
 
 
 def test_a_chain_is_not_written_beside_the_switch(model_json: Path, launch_script: Path, tiny_plan: Plan) -> None:

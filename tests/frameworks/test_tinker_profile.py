@@ -106,6 +106,13 @@ def test_a_folder_has_the_costs_of_the_job(tmp_path: Path) -> None:
         assert whole == pytest.approx((counts + costs["text_post"].parameter_count) * 2.0 / MIB, abs=5e-3)
 
 
+def test_the_16_bit_type_is_the_scripts(tmp_path: Path) -> None:
+    texts = format_folder(make_job(tmp_path), (Config(),), replace(NAMED, is_fp16=True), is_between_known=False)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert not read_folder(tmp_path).is_bf16
+
+
 def test_messages_take_what_the_network_takes(tmp_path: Path) -> None:
     """Tinker divides MiB by GB/s of its table: the figure is chosen so that the quotient is the time."""
     job = make_job(tmp_path)

@@ -5,7 +5,8 @@
 --tinker is the folder profiler/tinker of a checkout of Ascend/mstt; --environment one that environments.py makes. Each
 folder is searched by both, for 1 to 4 nodes, with EP or without, within memory that cuts some of it off; the rows of
 both results.csv must be the same ways, their figures equal within one unit of the last printed digit (a sum that ends
-in 5 behind it is rounded either way, by the order of its terms). Prints counts; exits with 1 where one differs.
+in 5 behind it is rounded either way, by the order of its terms). The first folder is written by this package, of the
+costs of a launch script's model. Prints counts; exits with 1 where one differs.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from pathlib import Path
 
 from tinker_folders import write_folder
 
+from mm_autoparallel.api.imported import import_launch
 from mm_autoparallel.integrations.tinker.cost import Cluster
 from mm_autoparallel.integrations.tinker.profiles import read_folder
 from mm_autoparallel.integrations.tinker.results import RESULTS, Row, format_results, read_results
 from mm_autoparallel.integrations.tinker.search import search
+from mm_autoparallel.integrations.tinker.written_profiles import Named, format_folder, list_configs
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "megatron_core" / "train_8b.sh"
 LAST_DIGIT, PER_TOKENS = 0.0015, 100.0
 """Figures are printed with three digits behind the point, tokens with one."""
 
@@ -47,7 +51,11 @@ def main() -> int:
         num_layers, batch, memory = rng.randint(2, 64), rng.choice((8, 16, 24, 64)), rng.choice((8000, 30000, 120000))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "profiled"
-            write_folder(folder, rng, num_layers, experts=rng.random() < 0.4, seq_length=rng.choice((1024, 4096)))
+            if number == 0:
+                write_priced(folder)
+                nodes, per_node, batch, memory = 2, 8, 64, 60000
+            else:
+                write_folder(folder, rng, num_layers, experts=rng.random() < 0.4, seq_length=rng.choice((1024, 4096)))
             ours = Path(name) / RESULTS
             ours.write_text(format_results(search(read_folder(folder), Cluster(nodes, per_node), batch, memory)))
             found = sort_rows(read_results(ours))
@@ -61,6 +69,16 @@ def main() -> int:
             print("  Tinker's alone:", sorted(theirs_alone - ours_alone)[:3])
     print(f"tinker: {arguments.folders} folders, {num_rows} rows, {wrong} folders differ")
     return 1 if wrong else 0
+
+
+def write_priced(path: Path) -> None:
+    """What `tinker --mode profile` writes, of analytic costs."""
+    job = import_launch(EXAMPLE, device="h100-80g").job
+    configs, _ = list_configs(job, (1, 2, 4, 8), (0, 1), 4)
+    path.mkdir()
+    named = Named("gpt", "8b", "", "260101-000000", "analytic", {"pretrain_script_path": None})
+    for name, text in format_folder(job, configs, named, is_between_known=True).items():
+        (path / name).write_text(text)
 
 
 def sort_rows(rows: Sequence[Row]) -> list[Row]:

@@ -77,7 +77,7 @@ def plan_texts(
     nothing."""
     script = read_launch_script(launch_script_path)
     model = _read_model(model_json_path, script)
-    check_plan(plan, model, model_json_path)
+    check_plan(plan, model, model_json_path, takes_layouts=True)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
     check_flags(_without_hetero(script), None, f"launch script {script.path}")
     dispatchers = script.values(flags.DISPATCHER)

@@ -19,11 +19,17 @@ WORKLOAD = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
 wherever the strategy does not deny it."""
 
 
-def check_plan(plan: Plan, model: Model, path: Path, counts_chunks: bool = False) -> None:
+def check_plan(plan: Plan, model: Model, path: Path, counts_chunks: bool = False, takes_layouts: bool = False) -> None:
     """Raises PlanError with the first rule that `plan` breaks for the model in the model.json at `path`.
 
     counts_chunks: the checkout is known to count layers of chunk 0 rightly (checkout.py); else the law of older ones.
+    takes_layouts: what the plan is for can give an encoder sizes of its own; else such plans are refused.
     """
+    if plan.strategy.arrangement and not takes_layouts:
+        raise PlanError(
+            f"plan: its layout is {plan.strategy.arrangement.name}, and what trains here is told of the chain alone; "
+            "`mm-autoparallel export --to mindspeed-mm` writes layouts into model.json and launch script"
+        )
     for reason in _broken(plan, model, path, counts_chunks):
         raise PlanError(f"plan: {reason}")
 

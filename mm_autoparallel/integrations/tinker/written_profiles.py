@@ -36,7 +36,7 @@ _NAME = re.compile(r"[\w.+-]{1,100}")
 @dataclass(frozen=True)
 class Named:
     """What a folder says of itself. task: a word at its end, may be empty. when: yymmdd-HHMMSS. source: `measured` or
-    `traced`. more: what else its VERSION file tells."""
+    `traced`. is_fp16: of its 16-bit types, the one that the training has. more: what else its VERSION file tells."""
 
     model: str
     size: str
@@ -44,6 +44,7 @@ class Named:
     when: str
     source: str
     more: dict[str, Any]
+    is_fp16: bool = False
 
     def __post_init__(self) -> None:
         for what, word in (("model_name", self.model), ("model_size", self.size), ("task_id", self.task or "_")):
@@ -127,8 +128,7 @@ def format_folder(job: Job, configs: Iterable[Config], named: Named, is_between_
     if not num_fitting:
         raise JobError(f"{job.path}: no configuration fitted a device of {job.cluster.device.name}")
     workload = job.workload
-    is_half = workload.weight_bytes == 2.0
-    model = {"seq_length": workload.seq_length, "fp16": False, "bf16": is_half}
+    model: dict[str, Any] = {"seq_length": workload.seq_length, "fp16": named.is_fp16, "bf16": not named.is_fp16}
     model |= {"num_layers": job.model.text.layers.num_layers}
     version = {"version_profiler": "TinkerProfiler-1.3.3", "model_name": named.model, "model_size": named.size}
     version |= {"source": named.source, "p2p_source": "analytic" if known.network is None else "measured", **named.more}
