@@ -69,9 +69,9 @@ ZERO = Rule(
 )
 SIZES = (
     *(WORLD, BATCH, EXPERT_RANKS, EXPERTS_DEALT, HEADS_DEALT, SEQUENCE_DEALT, SEQUENCE_LONG, LAYERS, EMPTY, CHUNKS),
-    *(UNFILLED, ZERO, TOO_MANY, PADDING, WIDE_TENSOR),
+    *(ZERO, TOO_MANY, WIDE_TENSOR),
 )
-"""Of the sizes that a file says."""
+"""Of the sizes that a file of any framework says; UNFILLED, PADDING: of those that ask for it."""
 
 CONTRADICTED = Rule(
     "flags-contradict", "error", "two flags or keys that the framework does not take together", "one of them taken out"

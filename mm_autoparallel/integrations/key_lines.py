@@ -50,7 +50,7 @@ def read_key_lines(path: Path, entry: str | None = None) -> KeyLines:
     if path.suffix in (".json", ".yaml", ".yml"):
         found, twice = _of_nodes(text)
     elif path.suffix == ".py":
-        found, twice = [*_of_python(path, entry)], ()
+        found, twice = _of_python(path, entry), ()
     else:
         found, twice = [*_of_assignments(text)], ()
     return KeyLines(dict(found), twice, text)
@@ -75,7 +75,7 @@ def _of_nodes(text: str) -> tuple[list[tuple[str, int]], tuple[tuple[str, int], 
         for key, value in node.value:
             name = f"{above}{key.value}"
             line = key.start_mark.line + 1
-            if name in seen:
+            if name in seen and key.value != "<<":
                 twice.append((name, line))
             seen.add(name)
             found.append((name, line))
@@ -86,31 +86,33 @@ def _of_nodes(text: str) -> tuple[list[tuple[str, int]], tuple[tuple[str, int], 
 def _of_assignments(text: str) -> Iterator[tuple[str, int]]:
     """`key = value`, below `[section]` where there are such: TOML, overrides, and shell."""
     section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if header := _HEADER.fullmatch(line):
             section = f"{header[1]}."
         elif match := _ASSIGNED.match(line):
             yield f"{section}{match[1]}", number
 
 
-def _of_python(path: Path, entry: str | None) -> Iterator[tuple[str, int]]:
-    """Keywords of calls, keys of literals and assignments to attributes: `a=B(c=1)` and `x.a.c = 1` are both `a.c`."""
+def _of_python(path: Path, entry: str | None) -> list[tuple[str, int]]:
+    """Keywords of calls, keys of literals and assignments to attributes: `a=B(c=1)` and `x.a.c = 1` are both `a.c`;
+    those of the function `entry` last."""
     try:
-        tree = read_python(path)
-    except PlannerError:
-        return
-    named = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry]
-    for node in (*tree.body, *named):
-        for inner in ast.walk(node):
-            if isinstance(inner, (ast.Assign, ast.AnnAssign)):
-                targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
-                for target in targets:
-                    name = ast.unparse(target)
-                    key = name.partition(".")[2] or name.lower()
-                    yield key, inner.lineno
-                    yield from _below(inner.value, f"{key}.")
-            elif isinstance(inner, (ast.Return, ast.Expr)):
-                yield from _below(inner.value, "")
+        body = read_python(path).body
+        named = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == entry]
+        return [pair for node in (*body, *named) for inner in ast.walk(node) for pair in _of_statement(inner)]
+    except (PlannerError, RecursionError):
+        return []
+
+
+def _of_statement(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            name = ast.unparse(target)
+            key = name.partition(".")[2] or name.lower()
+            yield key, node.lineno
+            yield from _below(node.value, f"{key}.")
+    elif isinstance(node, (ast.Return, ast.Expr)):
+        yield from _below(node.value, "")
 
 
 def _below(node: ast.expr | None, above: str, depth: int = 0) -> Iterator[tuple[str, int]]:

@@ -246,18 +246,20 @@ def read_layers(section: Mapping[str, Any], total: int, pp: int, where: str) -> 
 def _read_recompute(
     section: Mapping[str, Any], layers: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...], dict[str, dict[str, tuple[int, ...]]]]:
-    """Layers of each stage that recompute, and those in other modes."""
-    granularity, none = section.get("megatron_lm_recompute_granularity"), (0,) * len(layers)
+    """Layers of each stage that recompute, and those in other modes. What is left out is full, uniform, 1: the
+    defaults of utils/dataclasses.py, MegatronLMPlugin."""
+    none = (0,) * len(layers)
+    granularity = section.get("megatron_lm_recompute_granularity") or "full"
     if granularity == "selective" or flag_at(section, "megatron_lm_recompute_activations", where):
         return none, {"text": {"selective": layers}}
-    if granularity is None:
-        return none, {}
     if granularity != "full":
         raise PlanError(
             f"{where}: megatron_lm_recompute_granularity is {describe_value(granularity)}; full or selective"
         )
-    number = size_at(section, "megatron_lm_recompute_num_layers", where)
-    method = section.get("megatron_lm_recompute_method")
+    said = section.get("megatron_lm_recompute_num_layers")
+    is_none = type(said) is int and said == 0
+    number = 0 if is_none else size_at(section, "megatron_lm_recompute_num_layers", where)
+    method = section.get("megatron_lm_recompute_method") or "uniform"
     if method == "uniform" and number == 1:
         return layers, {}
     if method != "block":

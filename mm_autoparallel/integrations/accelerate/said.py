@@ -61,10 +61,10 @@ TABLE = KeyTable(
         (FSDP, (f"{TYPE}=FSDP",)),
         (MEGATRON, (f"{TYPE}=MEGATRON_LM",)),
         ("deepspeed_config", (f"{TYPE}=DEEPSPEED",)),
-        *((key, (f"{_GRANULARITY}=full",)) for key in _of(MEGATRON, "recompute_num_layers", "recompute_method")),
     ),
-    cancelled=tuple(
-        (key, f"{_VERSION}=2") for key in _of(FSDP, "sharding_strategy", "backward_prefetch", "forward_prefetch")
+    cancelled=(
+        *((key, f"{_VERSION}=2") for key in _of(FSDP, "sharding_strategy", "backward_prefetch", "forward_prefetch")),
+        *((key, f"{_GRANULARITY}=selective") for key in _of(MEGATRON, "recompute_num_layers", "recompute_method")),
     ),
 )
 
@@ -85,7 +85,7 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
     section = document.get(MEGATRON)
     total, pp = said.number("num_layers"), said.size("pp")
     numbers["zero"] = int(fields.get(_OF_MEGATRON["zero"][0]) is True)
-    if fields.get(_GRANULARITY) == "full" and fields.get(f"{MEGATRON}.megatron_lm_recompute_method") == "block":
+    if fields.get(_GRANULARITY) in (None, "full") and fields.get(f"{MEGATRON}.megatron_lm_recompute_method") == "block":
         recomputed = fields.get(_OF_MEGATRON["recompute"][0])
         numbers |= {"recomputed": recomputed} if isinstance(recomputed, int) else {}
     if total is None or not isinstance(section, dict):

@@ -204,9 +204,9 @@ def _decide_megatron(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]
         "decoder_last_pipeline_num_layers": held[-1] if len({*held}) > 1 else None,
         "optimizer_cpu_offload": strategy.optimizer_offload,
         "use_precision_aware_optimizer": strategy.optimizer_offload,
-        "recompute_granularity": "selective" if selective else "full" if most else None,
-        "recompute_method": "block" if most else None,
-        "recompute_num_layers": most or None,
+        "recompute_granularity": "selective" if selective else "full",  # left out, it is full for all layers
+        "recompute_method": None if selective else "block",
+        "recompute_num_layers": None if selective else most,
         "recompute_activations": False,
     }
     section = {f"megatron_lm_{name}": value for name, value in values.items() if value is not None}

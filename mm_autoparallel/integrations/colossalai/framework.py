@@ -41,8 +41,9 @@ def _linter() -> Linter:
     from mm_autoparallel.integrations.colossalai.written import decide_values
     from mm_autoparallel.integrations.config_files import spell_by
     from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.file_rules import UNFILLED
 
-    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN)
+    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN, (UNFILLED,))
 
 
 FRAMEWORK = Framework("Colossal-AI 0.5", launches=_launches, exporter=_exporter, linter=_linter)

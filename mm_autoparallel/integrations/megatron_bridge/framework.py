@@ -42,10 +42,11 @@ def _exporter() -> Exporter:
 def _linter() -> Linter:
     from mm_autoparallel.integrations.config_files import spell_by
     from mm_autoparallel.integrations.config_said import RULES, locate_by
+    from mm_autoparallel.integrations.file_rules import PADDING
     from mm_autoparallel.integrations.megatron_bridge.said import KEYS, find
     from mm_autoparallel.integrations.megatron_bridge.written import decide_values
 
-    return Linter(RULES, find, locate_by(KEYS), spell_by(decide_values))
+    return Linter((*RULES, PADDING), find, locate_by(KEYS), spell_by(decide_values))
 
 
 FRAMEWORK = Framework("Megatron-Bridge 0.3", launches=_launches, exporter=_exporter, linter=_linter)

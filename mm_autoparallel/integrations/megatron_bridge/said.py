@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
@@ -14,6 +15,7 @@ from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.megatron_bridge import mimo
 from mm_autoparallel.integrations.megatron_bridge.config import NEAR, YAML, find_started_devices, read_known, to_script
 from mm_autoparallel.integrations.megatron_bridge.fields import FIELDS, name_field
+from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.file_findings import find_choices
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.said import say
@@ -59,6 +61,8 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
     world_size = given.world_size or (nodes * per_node if nodes and per_node else None)
     passed = read_passed(to_script(fields, path), world_size)
     said = say(passed, path, world_size, per_node, _placer(paths, given.entry), name_field)
+    idle = tuple(pair for pair in said.table.idle if pair[0] != flags.SHARDING)  # which every recipe's base sets
+    said = replace(said, table=replace(said.table, idle=idle))
     yield from find_sizes(said)
     yield from find_choices(said)
 

@@ -43,12 +43,14 @@ ASSIGNED = Rule(
 
 RULES = (
     *shared.SIZES,
+    shared.PADDING,
     *(WORLD_VARIABLE, CONNECTIONS, NO_CONNECTIONS, shared.CONTRADICTED, shared.IDLE, ABBREVIATED, shared.MISSPELT),
     *(shared.OLD, shared.DEPRECATED, ASSIGNED, shared.PASSED_TWICE),
 )
 
 OF_KIND = (
     *shared.SIZES,
+    shared.PADDING,
     *(WORLD_VARIABLE, shared.IDLE, ABBREVIATED, shared.MISSPELT, ASSIGNED, shared.PASSED_TWICE),
 )
 """Those that hold for every framework whose scripts pass Megatron-LM's flags."""

@@ -42,9 +42,10 @@ def _exporter() -> Exporter:
 
 def _linter() -> Linter:
     from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.file_rules import UNFILLED
     from mm_autoparallel.integrations.mindformers.said import KEYS, KNOWN, read_said
 
-    return make_linter(read_said, KEYS, known=KNOWN)
+    return make_linter(read_said, KEYS, known=KNOWN, more=(UNFILLED,))
 
 
 FRAMEWORK = Framework(

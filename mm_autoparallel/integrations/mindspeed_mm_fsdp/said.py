@@ -16,7 +16,7 @@ from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import WHAT, read_trainer
-from mm_autoparallel.integrations.said_findings import find_pairs, find_sizes
+from mm_autoparallel.integrations.said_findings import find_sizes
 
 _P = "parallel"
 KEYS = {
@@ -54,7 +54,6 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
     numbers = {key: number for key, number in said.numbers.items() if key not in ("global_batch_size", "mbs")}
     said = replace(said, numbers={**numbers, **sizes}, ulysses=trainer.ring == 1)
     yield from find_sizes(said)
-    yield from find_pairs(said)
     if world and shard and world % shard:
         message = f"{KEYS['zero'][0]} {shard} does not divide {world} devices"
         yield said.found(rules.WORLD, message, "zero", f"{KEYS['zero'][0]}: auto")

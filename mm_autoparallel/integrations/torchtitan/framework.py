@@ -40,12 +40,13 @@ def _exporter() -> Exporter:
 def _linter() -> Linter:
     from mm_autoparallel.integrations.config_files import spell_by
     from mm_autoparallel.integrations.config_said import make_linter
+    from mm_autoparallel.integrations.file_rules import UNFILLED
     from mm_autoparallel.integrations.torchtitan.config import KNOWN
     from mm_autoparallel.integrations.torchtitan.said import KEYS, read_said
     from mm_autoparallel.integrations.torchtitan.written import decide_values
 
     known = {section: names.split() for (section, version), names in KNOWN.items() if version == "0.2"}
-    return make_linter(read_said, KEYS, spell_by(decide_values), known)
+    return make_linter(read_said, KEYS, spell_by(decide_values), known, (UNFILLED,))
 
 
 FRAMEWORK = Framework("torchtitan 0.2 and 0.3", launches=_launches, exporter=_exporter, linter=_linter)
