@@ -37,6 +37,8 @@ KNOWN = {
     },
     ("train_configs/llama4_17bx128e.toml", "micro-batches-below-stages"): "PP 4 with local_batch_size 1, which torch's "
     "Schedule1F1B refuses: a mistake that is there",
+    ("llama/h100/llama3.py", "flags-contradict"): "its base's optimizer is sharded, in a file that is not given",
+    ("nemotronh/h100/nemotron_3_super.py", "batch-divisible"): "a batch of 2, on 16 devices",
 }
 """(end of the path, rule) → why a published file has such an error."""
 
