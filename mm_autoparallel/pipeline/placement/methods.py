@@ -40,6 +40,8 @@ STALE_FRACTION = 5e-4
 #: better placements. On p8_v4_m240_n96, from 8405.142, it so found 8389.038 in 5 CPU s; below 0.9995 of the best step
 #: 8392.311 in 4 CPU s and nothing better in 9 more, below 0.9998 nothing in 7.
 DIVE_GAP_FRACTION = 0.25
+#: And at least so much of the best step below it: what gains less is not worth a second thread (assumed).
+LEAST_DIVE_FRACTION = 1e-3
 
 
 class Method(NamedTuple):
@@ -227,7 +229,8 @@ def _mix(run: Run, work: Work) -> None:
         dive, run.dive = run.dive, None
         with ThreadPoolExecutor(1) as threads:
             dive_ms = run.upper_ms - DIVE_GAP_FRACTION * (run.upper_ms - run.lower_ms)
-            dives = run.dives and run.round_number > 0 and level_ms < dive_ms
+            is_worthwhile = level_ms < dive_ms < run.upper_ms * (1.0 - LEAST_DIVE_FRACTION)
+            dives = run.dives and run.round_number > 0 and is_worthwhile
             other = threads.submit(_dive, run, dive, dive_ms, some) if dives else None
             splits.advance(some, run.should_stop)
             dive = other.result() if other is not None else None
