@@ -46,11 +46,11 @@ def unpruned(problem: Problem, below_ms: float) -> tuple[Layers, list[StagePatte
     return build_layers(units, patterns) if all(map(len, patterns)) else None
 
 
-def search(problem: Problem, target_ms: float) -> SplitSearch | None:
+def search(problem: Problem, target_ms: float, heavy_first: bool = False) -> SplitSearch | None:
     linked = unpruned(problem, target_ms)
     if linked is None:
         return None
-    splits = SplitSearch(problem, *linked, whole_graph(problem), target_ms)
+    splits = SplitSearch(problem, *linked, whole_graph(problem), target_ms, heavy_first)
     splits.advance(100_000_000_000, go_on)
     assert splits.exhausted
     return splits
@@ -72,10 +72,11 @@ def test_splits_find_the_optimum_and_nothing_below_it(style: str) -> None:
             linked = search(problem, 1e12)
             assert linked is None or linked.best is None, seed
             continue
-        below = search(problem, best_ms * (1 - 1e-6))
+        heavy_first = seed % 2 == 1
+        below = search(problem, best_ms * (1 - 1e-6), heavy_first)
         assert below is None or below.best is None, seed
         assert below is None or below.lower_bound_ms == best_ms * (1 - 1e-6)
-        found = search(problem, best_ms * 1.1)
+        found = search(problem, best_ms * 1.1, heavy_first)
         assert found is not None, seed
         assert found.best is not None, seed
         assert found.best_ms == pytest.approx(best_ms, rel=1e-9), seed

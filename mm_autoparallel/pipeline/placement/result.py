@@ -22,12 +22,12 @@ Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
 class PlacementResult:
     """What is known of a problem.
 
-    status: optimal (gap at most 1e-5), feasible (stopped early), infeasible (proven), unknown (stopped before anything
-    was found), or, with a cutoff, dominated: no placement is below it. step_ms and peaks come from `simulate`.
-    lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
-    are effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation; else why the
-    search ended before its time. proof: what
-    shows the bound; cuts and prices are what checks it, with the proofs of these names.
+    status: optimal (gap at most 1e-5, of a free order 1e-6), feasible (stopped early), infeasible (proven), unknown
+    (stopped before anything was found), or, with a cutoff, dominated: no placement is below it. step_ms and peaks come
+    from `simulate`. lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of
+    the tree; both are effort, not quality. reason: for infeasible, the constraint that binds and the smallest
+    relaxation; else why the search ended before its time. proof: what shows the bound; cuts and prices are what checks
+    it, with the proofs of these names.
     """
 
     status: Status

@@ -80,7 +80,8 @@ class Run:
     placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done,
     for `reason` where that is no proof.
     tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
-    too many patterns. splits, fractions, cuts: what the other proofs go on from.
+    too many patterns. splits, fractions, cuts: what the other proofs go on from; dive: what looks for better placements
+    beside splits, where it can (dives).
     """
 
     units: Units
@@ -104,6 +105,8 @@ class Run:
     tree_began_ms: float = np.inf
     too_many_ms: dict[str, float] = field(default_factory=dict)
     splits: SplitSearch | None = None
+    dive: SplitSearch | None = None
+    dives: bool = True
     fractions: FractionalTree | None = None
     cuts: list[Cut] = field(default_factory=list)
     num_cuts: int = 0

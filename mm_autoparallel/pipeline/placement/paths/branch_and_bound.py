@@ -59,10 +59,17 @@ class SplitSearch:
     """
 
     def __init__(
-        self, problem: Problem, layers: Layers, patterns: list[StagePatterns], full: TaskGraph, target_ms: float
+        self,
+        problem: Problem,
+        layers: Layers,
+        patterns: list[StagePatterns],
+        full: TaskGraph,
+        target_ms: float,
+        heavy_first: bool = False,
     ) -> None:
-        """layers, patterns: at least what a step below target_ms can use. full: the graph of the whole step."""
-        self.target_ms = target_ms
+        """layers, patterns: at least what a step below target_ms can use. full: the graph of the whole step.
+        heavy_first: of two parts that with the longer times is looked at first, where placements come up sooner."""
+        self.target_ms, self._heavy_first = target_ms, heavy_first
         self.best_ms = np.inf
         self.best: list[tuple[StagePatterns, int]] | None = None
         self.num_tasks = 0
@@ -167,7 +174,8 @@ class SplitSearch:
                 above = mine[values[:, column] > _between(values[:, column], float(mean[column]))]
         upper = np.isin(np.arange(len(of_stage)), above)
         lower = (of_stage == at) & ~upper
-        return [_Part(part.pattern[~other], part.log_weight[~other], part.num_rounds) for other in (upper, lower)]
+        left_out = (lower, upper) if self._heavy_first else (upper, lower)  # the last is looked at first
+        return [_Part(part.pattern[~other], part.log_weight[~other], part.num_rounds) for other in left_out]
 
     def _play(self, pattern: Ints) -> None:
         """Play the one placement that a part holds, if it is one: blocks in the order of the chain."""
