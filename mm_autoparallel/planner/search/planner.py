@@ -387,6 +387,8 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
+        if self.agenda.was_rough and not self.interrupted and self.lower_bound_ms < self.worth_ms:
+            return "time limit"  # which left no time for what is this close
         if not self.agenda.branches.num_open(self.worth_ms) and all(map(is_too_much, self.open_pipelines())):
             return "finished"
         if self.interrupted:
