@@ -310,7 +310,8 @@ class _Search:
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
         time_limit_s = next_slice_s(pipeline)
-        is_last = pipeline.num_unfinished and not pipeline.is_probing
+        # a level of memory may do with less than its best: what a slice shows can let it descend
+        is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)
         if is_last and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
