@@ -35,7 +35,8 @@ class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
-    profiled, and what is known of that. boughs: what is not listed yet.
+    profiled, and what is known of that. boughs: what is not listed yet. was_rough: whether anything was left out by a
+    rough_fraction.
     """
 
     def __init__(self, costs: CostModel, boughs: tuple[Bough, ...] = ()) -> None:
@@ -44,7 +45,7 @@ class Agenda:
         self.overfull: dict[Strategy, str] = {}
         self._costs, self._steps = costs, LeastSteps(costs)
         self.branches = Branches(costs, self._steps, boughs)
-        self.caution = Caution(costs.job)
+        self.caution, self.was_rough = Caution(costs.job), False
         self._heap: list[Rank] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
@@ -113,6 +114,7 @@ class Agenda:
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
+                self.was_rough = self.was_rough or rough_fraction > gap_fraction
                 pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue

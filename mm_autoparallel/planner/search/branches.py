@@ -167,7 +167,7 @@ class Branches:
             by: Bounded = "paths" if one.is_bounded else "block costs"
             is_closed = one.bound_ms >= worth_ms
             told = (
-                f"{one.name}: by itself it takes {one.bound_ms:.3f} ms at least, and {cutoff_ms:.3f} ms is reached"
+                f"{one.name}: they take {one.bound_ms:.3f} ms at least, and {cutoff_ms:.3f} ms is reached"
                 if is_closed
                 else f"{one.name}: the search ended first: {stopped}"
             )

@@ -45,17 +45,17 @@ from mm_autoparallel.planner.search.recall import find_known, remember, remember
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
-from mm_autoparallel.planner.search.slices import next_slice_s
+from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
-#: Once this part of the time limit is gone, levels of memory end this close to the best. Assumed.
-ROUGH_FROM, ROUGH_FRACTION = 0.4, 0.004
-#: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
-PROCESSES_WORTH_S = 6.0
+#: Once this part of the time limit is gone, levels of memory end this close to the best, each after such a part of
+#: what is left. Assumed.
+ROUGH_FROM, ROUGH_FRACTION, ROUGH_LEVELS = 0.4, 0.004, 5.0
+PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
 NUM_FIRST_RUNS = 3  # to try, that are told at least
 #: Steps this close are equal, and the strategy visited first wins.
@@ -311,8 +311,12 @@ class _Search:
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
         time_limit_s = next_slice_s(pipeline)
-        if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
+        # a level of memory may do with less than its best: what a slice shows can let it descend
+        is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)
+        if is_last and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
+        if self.rough_fraction and np.isfinite(pipeline.level.fill_fraction):  # some levels are still to come
+            time_limit_s = min(time_limit_s, max(self.left_s / ROUGH_LEVELS, FIRST_SLICE_S))
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
 
     def seems_left_s(self) -> float:
@@ -387,6 +391,8 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
+        if self.agenda.was_rough and not self.interrupted and self.lower_bound_ms < self.worth_ms:
+            return "time limit"  # which left no time for what is this close
         if not self.agenda.branches.num_open(self.worth_ms) and all(map(is_too_much, self.open_pipelines())):
             return "finished"
         if self.interrupted:
