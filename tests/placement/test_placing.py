@@ -98,6 +98,13 @@ def pipeline(num_stages: int, chain: tuple[ChainBlock, ...], limit_bytes: float,
     return replace(problem, **more)
 
 
+def test_a_step_of_no_time_ends_at_once() -> None:
+    """Micro-batches that differ leave no method able; it went on for ever."""
+    layer = ChainBlock("layer", "text", 1, 0.0, 0.0, microbatch_scale=(1.0, 2.0) * 4)
+    result = place(pipeline(1, (layer,), 1e9))
+    assert (result.status, result.step_ms, result.gap_fraction) == ("optimal", 0.0, 0.0)
+
+
 def test_memory_that_cannot_fit_names_the_stage_and_the_smallest_relaxation() -> None:
     result = place(pipeline(4, layers(8, 10e9, 1e9), 18e9))
     assert result.status == "infeasible"

@@ -95,6 +95,8 @@ def place(
 def _search(run: Run, methods: Sequence[Method]) -> None:
     """Improve and prove, round by round, until done, told to stop, or nothing fits at all."""
     for number, work in enumerate(rounds(run.units.problem.num_chunks)):
+        if number and run.done:
+            return
         run.round_number = number
         for method in methods:
             if not method.able(run):

@@ -47,9 +47,9 @@ class PlacementResult:
     @property
     def gap_fraction(self) -> float:
         """How far the bound is below the step, 0 to 1."""
-        if self.placement is None or self.step_ms <= 0:
+        if self.placement is None:
             return 0.0 if self.status == "infeasible" else 1.0
-        return max(0.0, 1.0 - self.lower_bound_ms / self.step_ms)
+        return max(0.0, 1.0 - self.lower_bound_ms / self.step_ms) if self.step_ms > 0.0 else 0.0
 
     @property
     def peak_memory_bytes(self) -> tuple[float, ...]:
