@@ -18,6 +18,7 @@ from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
+    from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.task import Division
     from mm_autoparallel.model.job.job import Job
 
@@ -75,11 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _measure(arguments)
     _choose_device(arguments.device)
     from mm_autoparallel.hooks.profiling import describe_carried, list_divisions, profile_missing
-    from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.stored_device import stored_device
     from mm_autoparallel.integrations.catalog import live_models_of
     from mm_autoparallel.model.profiles.store import profile_folder
-    from mm_autoparallel.profilers.device import count_devices, find_device_type
 
     if arguments.operators or arguments.coverage is not None:
         return _profile_operators(arguments)
@@ -104,12 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"job file {arguments.job}: none of its lawful strategies has a TP of {arguments.tp or 'any'} and an MBS "
             f"of {arguments.mbs or 'any'}; its divisions are {_tell(list_divisions(job))}"
         )
-    site = Site(
-        program=(sys.executable, *sys.orig_argv[1:]),
-        processes_per_node=count_devices(),
-        on_cpu=find_device_type() == "cpu",
-        root=arguments.out,
-    )
+    site = this_site(arguments.out)
     measured = False
     for seq_length in arguments.seq_lengths or [job.workload.seq_length]:
         workload = live.scale_workload(document, job.workload, seq_length)
@@ -118,6 +112,19 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{'measured' if measured else 'everything was measured before'}: {_tell(divisions)}")
     print_line(str(folder))
     return 0
+
+
+def this_site(root: Path) -> Site:
+    """Ranks are this command, started again on this machine's devices; what they measure lies in `root`."""
+    from mm_autoparallel.hooks.runs import Site
+    from mm_autoparallel.profilers.device import count_devices, find_device_type
+
+    return Site(
+        program=(sys.executable, *sys.orig_argv[1:]),
+        processes_per_node=count_devices(),
+        on_cpu=find_device_type() == "cpu",
+        root=root,
+    )
 
 
 def _profile_operators(arguments: argparse.Namespace) -> int:

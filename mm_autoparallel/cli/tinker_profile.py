@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.profile import this_site
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.reports.terminal import say, warn, writing
@@ -216,19 +217,11 @@ def _read_training(arguments: argparse.Namespace, settings: Mapping[str, Any]) -
 def _measure(training: _Training, job: Job, configs: Sequence[Config]) -> tuple[Path, ...]:
     """Where the profiles are that the job's costs come from, those measured that were missing."""
     from mm_autoparallel.hooks.profiling import profile_missing, profile_paths
-    from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.task import Division
-    from mm_autoparallel.profilers.device import count_devices, find_device_type
 
     training.subject_for(job.model, job.workload)  # refuses what cannot be built before ranks are started
     divisions = [Division(tp=tp, mbs=mbs) for tp, mbs in sorted({(each.tp, each.mbs) for each in configs})]
-    site = Site(
-        program=(sys.executable, *sys.orig_argv[1:]),
-        processes_per_node=count_devices(),
-        on_cpu=find_device_type() == "cpu",
-        root=STORE,
-    )
-    if not profile_missing(job, divisions, site):
+    if not profile_missing(job, divisions, this_site(STORE)):
         say(f"everything was measured before, in {STORE}")
     carried = [f"EP {', '.join(map(str, found))}"] if (found := sorted({each.ep for each in configs} - {1})) else []
     carried += ["TP without sequence parallelism"] if any(each.tp > 1 and not each.sp for each in configs) else []
