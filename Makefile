@@ -1,5 +1,5 @@
-# `make check` is what a change must pass, and with `make long` the whole of what .ci/run checks. PYTHON is the
-# interpreter that has the [test] extra.
+# `make check` is what a change must pass; LONG=1 adds the tests that take longer, and is the whole of what .ci/run checks.
+# PYTHON is the interpreter that has the [test] extra.
 # `make nightly` looks deeper, for hours; NIGHT is its seed: another one, other problems. MINDSPEED_MM_REPOSITORY names
 # a clone of MindSpeed-MM, whose launch scripts are then read, release by release.
 PYTHON ?= python
@@ -35,7 +35,7 @@ LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
 PLANNERS ?=
 
-.PHONY: check lint types docs test long seconds quick format nightly check-frameworks
+.PHONY: check lint types docs test seconds quick format nightly check-frameworks
 
 check:
 	$(MAKE) --no-print-directory --jobs=2 lint docs
@@ -53,10 +53,7 @@ docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
 test:
-	$(PYTHON) -m pytest -n auto --dist worksteal -m "not long and not nightly"
-
-long:
-	$(PYTHON) -m pytest -n auto --dist worksteal -m "long and not nightly"
+	$(PYTHON) -m pytest -n auto --dist worksteal -m "$(if $(LONG),,not long and )not nightly"
 
 seconds:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m "not nightly" --record-seconds
