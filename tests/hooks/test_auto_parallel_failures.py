@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 TWO_RANKS = ("--nproc-per-node", 2, "--simulated-nproc-per-node", 2)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path: Path, launch: Callable) -> None:
     ended = launch(tmp_path, *TWO_RANKS, "--fail", "raise1").wait()
     assert ended.code == 2

@@ -177,6 +177,7 @@ def test_two_pages_do_not_undo_each_other(running: Running) -> None:
     assert running.do(state["revision"], kind="unpin", name=state["pins"][0]).status == 200
 
 
+@pytest.mark.nightly
 def test_a_killed_server_has_all_of_it_again(start: Start, tmp_path: Path, folder: Path) -> None:
     for name in ("job.yaml", "model_72b.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
