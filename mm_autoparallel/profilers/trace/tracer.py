@@ -87,16 +87,18 @@ def _trace_layer(
     indices = kind.indices[1:] or kind.indices
     layers = [_OnAccelerator(live.layers[modality][index]) for index in indices]
     part_name = f"{modality}_layer_{indices[0]}"
-    stack = LayerStack(layers, seen.calls[part_name], live.device)
-    _, handed_on = stack.forward(1)
-    if handed_on.shape != stack.state.shape:
-        stack = LayerStack(layers, _of_fewer(seen.calls[part_name], handed_on.shape[-2]), live.device)
+    stack, output_bytes = LayerStack(layers, seen.calls[part_name], live.device), seen.output_bytes[part_name]
+    if not kind.indices[1:]:
+        _, handed_on = stack.forward(1)
+        output_bytes = count_bytes([handed_on])
+        if handed_on.shape != stack.state.shape:
+            stack = LayerStack(layers, _of_fewer(seen.calls[part_name], handed_on.shape[-2]), live.device)
     return trace_stack(
         stack,
         KeptActivations(live.model),
         parameter_count=seen.parameter_count[part_name],
         activation_bytes=activation_bytes,
-        output_bytes=count_bytes([handed_on]),
+        output_bytes=output_bytes,
         recompute=recompute,
     )
 
