@@ -1,12 +1,12 @@
-"""Steps of orders as simulated and as torch runs them: blocks that sleep on four processes, the example on two.
+"""Steps of orders as simulated and as torch runs them, of blocks that sleep on four processes.
 
-    python tests/benchmarks/order_steps.py [--micro-batches 8] [--repeats 3] [--sleeping-only]
+    python tests/benchmarks/order_steps.py [--micro-batches 8] [--repeats 3] [--stretch 3]
 
 Sleeping blocks: a chain of eight layers with given times of forward, input gradient and weight gradient, on four
 stages or in eight chunks, under 1F1B, orders by name whose backwards are in two parts, and an order that `place` finds.
-Each is written as torch's CSV, so with whole backwards on the first virtual stage, and simulated so. The example: what
-a backward in two parts costs its layers, and its step under 1F1B and ZB-H1 beside the prediction from its stages'
-measured times. Times are printed, never asserted; that both simulators here find the same step is.
+Each is written as torch's CSV, so with whole backwards on the first virtual stage, and simulated so. Longer layers
+(--stretch) make less of what torch and the machine add to every action, which the table gives beside. Times are
+printed, never asserted; that both simulators here find the same step is. The example's own: example_orders.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 HERE = Path(__file__).parent
-EXAMPLE, RUN_FLAGS = HERE.parents[1] / "examples" / "qwen2vl", HERE.parent / "examples" / "run_flags.py"
 
 NUM_STAGES, NUM_LAYERS = 4, 8
 NAMED = ("1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "dualpipev")
@@ -48,20 +47,14 @@ CASES: dict[str, list[Layer]] = {
     "front heavy": [(54.0, 54.0, 18.0)] * 3 + [(21.0, 21.0, 27.0)] * (NUM_LAYERS - 3),
 }
 
-FLAGS = (
-    "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 256 "
-    "--image-size 112 --global-batch-size 4 --train-iters 9"
-)
-VISION, TEXT = (4, 0), (3, 5)
-"""Layers of the example's two stages."""
-
 
 # ----------------------------------------------------------------------------------------------------------- simulated
 
 
-def play(orders: Orders, ms: Sequence[Layer]) -> float:
+def play(orders: Orders, ms: Sequence[Layer], whole_ms: Sequence[float] | None = None) -> float:
     """The step of `orders` with `ms` of each virtual stage, hops free. Those of a pair begin and end together, and run
-    one after the other between: torch sends what both gave at its end."""
+    one after the other between: torch sends what both gave at its end. whole_ms: of each virtual stage's backward in
+    one part, both parts where None."""
     num_stages = len(orders.stages)
     ended: dict[tuple[bool, int, int], float] = {}
     free, at = [0.0] * num_stages, [0] * num_stages
@@ -77,7 +70,8 @@ def play(orders: Orders, ms: Sequence[Layer]) -> float:
                     k = virtual_stage(chunk, stage, num_stages, orders.v_shaped)
                     forward_ms, input_ms, weight_ms = ms[k]
                     took_ms += {
-                        BACKWARD: input_ms + weight_ms, INPUT: input_ms, WEIGHT: weight_ms
+                        BACKWARD: input_ms + weight_ms if whole_ms is None else whole_ms[k],
+                        INPUT: input_ms, WEIGHT: weight_ms,
                     }.get(kind, forward_ms)  # fmt: skip
                     if kind != WEIGHT:
                         is_gradient = kind in (BACKWARD, INPUT)
@@ -167,10 +161,11 @@ def launch(num_processes: int, script: Path, *words: str, folder: Path) -> None:
         raise RuntimeError(done.stdout[-3000:])
 
 
-def compare_sleeping(num_microbatches: int, repeats: int, time_limit_s: float) -> None:
-    """The table of blocks that sleep."""
+def compare_sleeping(num_microbatches: int, repeats: int, stretch: float, time_limit_s: float) -> None:
+    """The table of blocks that sleep `stretch` times as long as CASES have it."""
     rows, tasks = [], []
-    for case, layers in CASES.items():
+    for case, short in CASES.items():
+        layers: list[Layer] = [(stretch * f, stretch * i, stretch * w) for f, i, w in short]
         found = {name: find_named(name, layers, num_microbatches) for name in NAMED if name in SCHEDULES}
         found["free"] = find_free(layers, num_microbatches, time_limit_s)
         for name, (orders, ms, named_ms) in found.items():
@@ -197,96 +192,16 @@ def compare_sleeping(num_microbatches: int, repeats: int, time_limit_s: float) -
     print(f"median error {statistics.median(map(abs, errors)):.2%}, largest {max(map(abs, errors)):.2%}\n")
 
 
-def compare_example() -> None:
-    """What parting costs the example's layers, and its step under both orders, predicted and measured."""
-    sys.path.insert(0, str(EXAMPLE))
-    import torch
-    from parting_costs import Example
-
-    from model import Piece
-
-    torch.set_num_threads(1)
-    example = Example(FLAGS)
-    vision, text = Piece("vision", "layer", 1), Piece("text", "layer", 1)
-    head = Piece("text", "post")
-    print("The example, one thread; ms of a micro-batch, medians")
-    print(f"{'what':<24}{'F':>8}{'B':>8}{'I':>8}{'W':>8}{'(I+W)/B':>9}")
-
-    def tell(what: str, pieces: tuple[Piece, ...], before: Piece | None) -> Layer | tuple[float, ...]:
-        times = example.measure(pieces, before)
-        print(
-            f"{what:<24}{times.forward_ms:>8.2f}{times.whole_ms:>8.2f}{times.input_ms:>8.2f}{times.weight_ms:>8.2f}"
-            f"{times.parted_factor:>9.2f}"
-        )
-        return times.forward_ms, times.whole_ms, times.input_ms, times.weight_ms
-
-    tell("vision layer", (vision,), vision)
-    tell("text layer", (text,), text)
-    tell("text layer, recomputed", (Piece("text", "layer", 1, 1, 1),), text)
-    tell("head and loss", (head,), text)
-    pieces = (
-        (Piece("vision", "pre"), Piece("vision", "layer", 0, VISION[0]), Piece("vision", "post"),
-         Piece("text", "pre"), Piece("text", "layer", 0, TEXT[0])),
-        (Piece("text", "layer", TEXT[0], TEXT[1]), head),
-    )  # fmt: skip
-    first = tell("stage 0", pieces[0], None)
-    second = tell("stage 1", pieces[1], text)
-
-    predicted, tasks, count = {}, [], 4
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        flags = f"{FLAGS} --pipeline-model-parallel-size 2 --vit-layer-placement {VISION[0]},{VISION[1]} "
-        flags += f"--llm-layer-placement {TEXT[0]},{TEXT[1]}"
-        for schedule in ("1f1b", "zb_h1", "1f1b", "zb_h1"):
-            stages = tuple(SCHEDULES[schedule].order(2, 1, count, stage) for stage in range(2))
-            orders, _ = join_untrained(Orders(stages, 1, count, v_shaped=False), 0)
-            parted = SCHEDULES[schedule].splits
-            ms = [
-                (first[0], 0.0, first[1]),
-                (second[0], second[2], second[3]) if parted else (second[0], second[1], 0.0),
-            ]
-            predicted[schedule] = play(orders, ms)
-            (folder / f"{schedule}.csv").write_text(write_rows(orders.stages, orders.v_shaped), encoding="utf-8")
-            tasks.append(f"{flags} --pipeline-order {schedule}.csv --log-file {len(tasks)}.jsonl")
-        (folder / "flags.txt").write_text("\n".join(tasks), encoding="utf-8")
-        launch(2, RUN_FLAGS, "flags.txt", folder=folder)
-        taken_ms: dict[str, list[float]] = {"1f1b": [], "zb_h1": []}
-        for number, schedule in enumerate(("1f1b", "zb_h1", "1f1b", "zb_h1")):
-            lines = (folder / f"{number}.jsonl").read_text(encoding="utf-8").splitlines()
-            steps_ms = [entry["elapsed_ms"] for entry in map(json.loads, lines) if "elapsed_ms" in entry]
-            taken_ms[schedule] += steps_ms[2:]
-    print(
-        f"\nIts step on two processes, {count} micro-batches; ms (predicted: stages alone, no messages, no optimizer)"
-    )
-    for schedule, steps_ms in taken_ms.items():
-        low_ms, step_ms, high_ms = min(steps_ms), statistics.median(steps_ms), max(steps_ms)
-        print(
-            f"{schedule:<8}predicted {predicted[schedule]:>8.1f}   "
-            f"measured {step_ms:>8.1f} ({low_ms:.1f} to {high_ms:.1f})"
-        )
-    gains = [
-        base_ms / parted_ms - 1
-        for base_ms, parted_ms in (
-            (predicted["1f1b"], predicted["zb_h1"]),
-            (statistics.median(taken_ms["1f1b"]), statistics.median(taken_ms["zb_h1"])),
-        )
-    ]
-    sign = "the same sign" if gains[0] * gains[1] > 0 else "another sign"
-    print(f"ZB-H1 against 1F1B: predicted {gains[0]:+.1%}, measured {gains[1]:+.1%}: {sign}")
-
-
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each order that is found")
-    parser.add_argument("--sleeping-only", action="store_true")
+    parser.add_argument("--stretch", type=float, default=1.0, help="factor of all times")
     arguments = parser.parse_args()
     load_solver(for_search=False)
-    compare_sleeping(arguments.micro_batches, arguments.repeats, arguments.time_limit)
-    if not arguments.sleeping_only:
-        compare_example()
+    compare_sleeping(arguments.micro_batches, arguments.repeats, arguments.stretch, arguments.time_limit)
 
 
 if __name__ == "__main__":

@@ -44,60 +44,79 @@ def of_rank(rank: int, size: int) -> Any:
     return torch.arange(size // 4, dtype=torch.float32) % 1000 + 1000 * rank
 
 
-def crossings(group: dict[str, Any]) -> dict[str, Callable[[int], Any]]:
-    """Name → what the calling rank does with size bytes, whole; the encoder's ranks are 2 and 3, the decoder's 0, 1."""
+def crossings(group: dict[str, Any]) -> dict[str, Callable[[int], Callable[[], Any]]]:
+    """Name → size in bytes, whole → what the calling rank does; the encoder's ranks are 2 and 3, the decoder's 0, 1.
+
+    What is sent and where it arrives is there beforehand: a training step has both, and the law counts the way alone.
+    """
     import torch
     import torch.distributed as dist
 
     rank = dist.get_rank()
 
-    def send(size: int, lanes: int = 1) -> Any:
+    def send(size: int, lanes: int = 1) -> Callable[[], Any]:
         buffer = of_rank(rank, size) if rank >= 2 else torch.empty(size // 4)
-        if 2 <= rank < 2 + lanes:
-            dist.send(buffer, rank - 2)
-        elif rank < lanes:
-            dist.recv(buffer, rank + 2)
-            return buffer
-        return None
 
-    def two_sends(size: int) -> Any:
+        def run() -> Any:
+            if 2 <= rank < 2 + lanes:
+                dist.send(buffer, rank - 2)
+            elif rank < lanes:
+                dist.recv(buffer, rank + 2)
+                return buffer
+            return None
+
+        return run
+
+    def two_sends(size: int) -> Callable[[], Any]:
         return send(size, lanes=2)
 
-    def gather(size: int) -> Any:
-        parts = [torch.empty(size // 4 // RANKS) for _ in range(RANKS)]
-        dist.all_gather(parts, of_rank(rank, size // RANKS))
-        return torch.cat(parts)
+    def gathered(size: int, ranks: int, among: Any = None) -> Callable[[], Any]:
+        own, whole = of_rank(rank, size // ranks), torch.empty(size // 4)
 
-    def pair(size: int) -> Any:
-        if rank >= 2:
-            return None
-        parts = [torch.empty(size // 8) for _ in range(2)]
-        dist.all_gather(parts, of_rank(rank, size // 2), group=group["decoder"])
-        return torch.cat(parts)
+        def run() -> Any:
+            dist.all_gather(list(whole.chunk(ranks)), own, group=among)
+            return whole
 
-    def ideal(size: int) -> Any:
-        half = torch.empty(size // 8)
-        if rank >= 2:
-            dist.send(of_rank(rank, size // 2), rank - 2)
-            return None
-        dist.recv(half, rank + 2)
-        parts = [torch.empty(size // 8) for _ in range(2)]
-        dist.all_gather(parts, half, group=group["decoder"])
-        return torch.cat(parts)
+        return run
 
-    def bridge(size: int) -> Any:
-        whole, shape = torch.empty(size // 4), torch.tensor([size // 4])
+    def gather(size: int) -> Callable[[], Any]:
+        return gathered(size, RANKS)
+
+    def pair(size: int) -> Callable[[], Any]:
+        return gathered(size, 2, group["decoder"]) if rank < 2 else lambda: None
+
+    def ideal(size: int) -> Callable[[], Any]:
+        half = of_rank(rank, size // 2) if rank >= 2 else torch.empty(size // 8)
+        whole = torch.empty(size // 4)
+
+        def run() -> Any:
+            if rank >= 2:
+                dist.send(half, rank - 2)
+                return None
+            dist.recv(half, rank + 2)
+            dist.all_gather(list(whole.chunk(2)), half, group=group["decoder"])
+            return whole
+
+        return run
+
+    def bridge(size: int) -> Callable[[], Any]:
+        shape, whole = torch.tensor([size // 4]), torch.empty(size // 4)
         if rank == 2:
-            for message in (shape, shape, torch.cat([of_rank(2, size // 2), of_rank(3, size // 2)])):
-                dist.send(message, 0)
-            return None
-        if rank == 3:
-            return None
-        if rank == 0:
-            for message in (shape.clone(), shape.clone(), whole):
-                dist.recv(message, 2)
-        dist.broadcast(whole, 0, group=group["decoder"])
-        return whole
+            torch.cat([of_rank(2, size // 2), of_rank(3, size // 2)], out=whole)
+
+        def run() -> Any:
+            if rank == 2:
+                for message in (shape, shape, whole):
+                    dist.send(message, 0)
+            if rank >= 2:
+                return None
+            if rank == 0:
+                for message in (shape.clone(), shape.clone(), whole):
+                    dist.recv(message, 2)
+            dist.broadcast(whole, 0, group=group["decoder"])
+            return whole
+
+        return run
 
     return {"send": send, "two_sends": two_sends, "gather": gather, "pair": pair, "ideal": ideal, "bridge": bridge}
 
@@ -117,21 +136,23 @@ def measure(repeats: int, out: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)  # four processes on a few cores
     dist.init_process_group("gloo")
     known = crossings({"decoder": dist.new_group([0, 1])})
-    told = {}
     measured = [(name, size) for name in ("send", "two_sends", "gather", "pair") for size in SIZES]
-    for name, size in (*measured, *((name, BETWEEN) for name in ("ideal", "bridge", "gather"))):
-        times = []
-        for _ in range(repeats + 3):
+    measured += [(name, BETWEEN) for name in ("ideal", "bridge", "gather")]
+    runs = {(name, size): known[name](size) for name, size in measured}
+    times: dict[tuple[str, int], list[float]] = {one: [] for one in runs}
+    for _ in range(repeats + 3):  # in turn: the machine's pace changes
+        for one, run in runs.items():
             dist.barrier()
             begun = time.perf_counter()
-            found = known[name](size)
+            found = run()
             taken = torch.tensor([(time.perf_counter() - begun) * 1e3])
             dist.all_reduce(taken, dist.ReduceOp.MAX)
-            times.append(float(taken))
-            assert found is None or torch.equal(found, expected(name, size, dist.get_rank())), name
-        told[f"{name} {size}"] = statistics.median(times[3:])
+            times[one].append(float(taken))
+            assert found is None or torch.equal(found, expected(*one, dist.get_rank())), one
+    told = {f"{name} {size}": statistics.median(taken_ms[3:]) for (name, size), taken_ms in times.items()}
     if dist.get_rank() == 0:
         out.write_text(json.dumps(told))
     dist.destroy_process_group()

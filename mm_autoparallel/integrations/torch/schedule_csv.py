@@ -58,7 +58,7 @@ def join_recomputed(orders: Orders, recomputing: Sequence[int]) -> tuple[Orders,
     """`orders` with whole backwards on the virtual stages that recompute layers, and what changed.
 
     torch computes weight gradients group by group, and runs a recomputed layer once more for each: W of a decoder layer
-    takes ten times its forward (tests/benchmarks/order_steps.py measures it). Nothing is said where none is parted.
+    takes ten times its forward (tests/benchmarks/example_orders.py measures it). Nothing is said where none is parted.
     """
     parted = [k for k in recomputing if _is_parted(orders, k)]
     if not parted:
