@@ -1,7 +1,7 @@
 """What parting a backward costs in torch: times of the example's stages and layers, whole and in two parts.
 
 `measure` times one virtual stage as torch.distributed.pipelining runs it: F, B, or in its place I and W. Imported by
-order_steps.py, which puts the example's folder on the path first.
+example_orders.py, which puts the example's folder on the path first.
 """
 
 from __future__ import annotations

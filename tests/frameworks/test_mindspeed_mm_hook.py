@@ -154,7 +154,7 @@ def test_a_script_that_is_not_there(workplace: Path) -> None:
     assert "give the script that trains" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_search_then_train(workplace: Path) -> None:
     """The whole way: profile on one core, search for two devices, train on two ranks under the result."""
     (workplace / "data.json").write_text(

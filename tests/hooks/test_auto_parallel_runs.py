@@ -14,7 +14,23 @@ from mm_autoparallel.planner.plan import RESULT_FILE
 pytestmark = pytest.mark.slow
 
 
-def test_first_run_writes_the_result_and_the_second_starts_no_child(tmp_path: Path, launch: Callable) -> None:
+def test_a_second_run_measures_nothing(profiled: Path, copied: Path, launch: Callable, one_rank: tuple) -> None:
+    first = json.loads((profiled / RESULT_FILE).read_text())
+    assert {"parallel_config", "layer_placement", "layer_recompute", "e2e_time", "throughput"} <= first.keys()
+    assert first["provenance"]["blocks"]["text_layer"]["time"] == "measured"
+    logs = profiled / "subgraph_profiles" / "logs"
+    assert logs.is_dir()
+    assert list(logs.iterdir()) == []  # of runs that ended well none are kept
+
+    second = launch(copied, *one_rank, "--fail", "raise0").wait()  # a child would fail
+    assert second.code == 0, second.stderr
+    assert "measured before" in second.stderr
+    assert "where the step goes" in second.stdout
+    assert json.loads((copied / RESULT_FILE).read_text()) == first  # the same job_sha256 among others
+
+
+@pytest.mark.nightly
+def test_two_ranks_and_two_sizes_are_measured_once(tmp_path: Path, launch: Callable) -> None:
     flags = ("--nproc-per-node", 2, "--simulated-nnodes", 2, "--tp", 1, 2)
     first = launch(tmp_path, *flags).wait()
     assert first.code == 0, first.stderr

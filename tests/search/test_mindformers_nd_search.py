@@ -299,7 +299,8 @@ def test_the_yaml_s_own_micro_batch_is_tried(pretrain: Pretrain) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank_num", [64, pytest.param(128, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank_num", [64, 128])
 def test_modules_of_prediction_are_no_layers_of_a_trial(pretrain: Pretrain, rank_num: int) -> None:
     """With as many devices as nd-search takes by default, stages would have been left without a layer."""
     scope = Scope(64, {"tp": (4, 8), "pp": (2, 8)})

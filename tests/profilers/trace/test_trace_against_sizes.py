@@ -141,11 +141,11 @@ def test_latent_attention_divided_by_heads_keeps_what_its_sizes_say() -> None:
         pytest.param("qwen2_vl", 1, {}, marks=pytest.mark.nightly),
         ("qwen2_vl", 2, {"sequence_parallel": True}),
         pytest.param("llama", 1, {}, marks=pytest.mark.nightly),
-        ("llama", 2, {}),
+        pytest.param("llama", 2, {}, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 1, {}, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 2, {}, marks=pytest.mark.nightly),
         ("qwen3_moe", 2, {"sequence_parallel": True}),
-        ("deepseek_v3", 1, {}),
+        pytest.param("deepseek_v3", 1, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_working_sets_of_layers_and_of_the_loss_agree(name: str, tp: int, workload: dict[str, Any]) -> None:
