@@ -42,7 +42,7 @@ RECORD = Path(__file__).parent / "seconds.json"
 """How long tests took, of those that took some time; `make seconds` writes it anew."""
 
 #: From so many seconds on `make quick` leaves a test out, and `make check` does.
-SLOW_S, LONG_S = 0.3, 4.0
+SLOW_S, LONG_S = 0.3, 1.5
 
 #: Never left out of `make check`: laws, brute force of another hand, commands of the documentation, training on gloo.
 CORE = ("tests/law/", "tests/oracle/", "tests/docs/", "tests/examples/test_qwen2vl_training_runs.py")

@@ -3,9 +3,9 @@
     python tests/benchmarks/example_orders.py [--rounds 5]
 
 First what a backward in two parts costs the example's layers. Then each case of CASES: its predicted steps come from
-the times of its virtual stages, each measured alone on one thread; the measured ones from two gloo processes that train
-one order after the other, round by round, since a machine's pace changes. Leave the machine alone meanwhile. Times are
-printed, never asserted.
+the times of its virtual stages, each measured on one thread while another process does the same, since two share caches
+and memory; the measured ones from two gloo processes that train one order after the other, round by round, since a
+machine's pace changes. Leave the machine alone meanwhile. Times are printed, never asserted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from order_steps import Layer, launch, play
@@ -30,12 +29,13 @@ ROOT = Path(__file__).parents[2]
 RUN_FLAGS = ROOT / "tests" / "examples" / "run_flags.py"
 sys.path.insert(0, str(ROOT / "examples" / "qwen2vl"))
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from parting_costs import Example, Times  # noqa: E402
 
 from model import Piece  # noqa: E402
 
 FLAGS = (
-    "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 256 "
+    "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 512 "
     "--image-size 112"
 )
 STEPS = 4
@@ -69,17 +69,43 @@ CASES = (
 )
 
 
-class Stages:
-    """Times of virtual stages of the example, each measured once."""
+Key = tuple[tuple[Piece, ...], Piece | None, bool]
+"""A virtual stage: its pieces, the last piece of the one before it, None of the first, and whether vision is frozen."""
 
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-        self._example = Example(f"{FLAGS} --global-batch-size 4")
-        self._frozen = Example(f"{FLAGS} --global-batch-size 4 --freeze-ViT")
+LAYERS: dict[str, Key] = {
+    "vision layer": ((Piece("vision", "layer", 1),), Piece("vision", "layer", 1), False),
+    "text layer": ((Piece("text", "layer", 1),), Piece("text", "layer", 1), False),
+    "text layer, recomputed": ((Piece("text", "layer", 1, 1, 1),), Piece("text", "layer", 1), False),
+    "head and loss": ((Piece("text", "post"),), Piece("text", "layer", 1), False),
+}
 
-    @cache  # noqa: B019  (one of it lives as long as the program)
-    def times(self, pieces: tuple[Piece, ...], before: Piece | None, frozen: bool) -> Times:
-        return (self._frozen if frozen else self._example).measure(pieces, before)
+
+def keys_of(case: Case) -> Iterator[list[Key]]:
+    """Virtual stages under 1F1B, then under the case's order."""
+    for _, vision, text in both(case):
+        parts_of = pieces_of(vision, text)
+        before = [None, *(pieces[-1] for pieces in parts_of)]
+        yield [(pieces, last, case.frozen) for pieces, last in zip(parts_of, before[:-1], strict=True)]
+
+
+def all_keys() -> list[Key]:
+    """Everything that is measured, in one order in every process."""
+    return list(dict.fromkeys([*LAYERS.values(), *(key for case in CASES for keys in keys_of(case) for key in keys)]))
+
+
+def measure(out: Path) -> None:
+    """One process's part of measuring `all_keys`; rank 0 writes the times."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    flags = f"{FLAGS} --global-batch-size 4"
+    examples = [Example(flags), Example(f"{flags} --freeze-ViT")]
+    found = []
+    for pieces, before, frozen in all_keys():
+        dist.barrier()
+        found.append(astuple(examples[frozen].measure(pieces, before)))
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
 
 
 def pieces_of(vision: tuple[int, ...], text: tuple[int, ...]) -> list[tuple[Piece, ...]]:
@@ -119,30 +145,22 @@ def both(case: Case) -> Iterator[tuple[Orders, tuple[int, ...], tuple[int, ...]]
     yield order_of(case.order, num_chunks, case.num_microbatches), case.vision, case.text
 
 
-def predict(stages: Stages, case: Case, order: Orders, vision: tuple[int, ...], text: tuple[int, ...]) -> float:
-    """ms of a step's pipeline; messages and the optimizer take nothing."""
-    parts_of = pieces_of(vision, text)
-    ms: list[Layer] = []
-    whole_ms = []
-    for k, pieces in enumerate(parts_of):
-        times = stages.times(pieces, None if k == 0 else parts_of[k - 1][-1], case.frozen)
-        ms.append((times.forward_ms, times.input_ms, times.weight_ms))
-        whole_ms.append(times.whole_ms)
-    return play(order, ms, whole_ms)
+def predict(times_of: dict[Key, Times], case: Case) -> list[float]:
+    """ms of a step's pipeline under 1F1B and under the case's order; messages and the optimizer take nothing."""
+    found = []
+    for (order, _, _), keys in zip(both(case), keys_of(case), strict=True):
+        times = [times_of[key] for key in keys]
+        ms: list[Layer] = [(one.forward_ms, one.input_ms, one.weight_ms) for one in times]
+        found.append(play(order, ms, [one.whole_ms for one in times]))
+    return found
 
 
-def tell_parting(stages: Stages) -> None:
+def tell_parting(times_of: dict[Key, Times]) -> None:
     """The table of what parting costs."""
-    vision, text = Piece("vision", "layer", 1), Piece("text", "layer", 1)
-    print("The example, one thread; ms of a micro-batch, medians")
+    print("The example, two processes of one thread; ms of a micro-batch, medians")
     print(f"{'what':<24}{'F':>8}{'B':>8}{'I':>8}{'W':>8}{'(I+W)/B':>9}")
-    for what, piece, before in (
-        ("vision layer", vision, vision),
-        ("text layer", text, text),
-        ("text layer, recomputed", Piece("text", "layer", 1, 1, 1), text),
-        ("head and loss", Piece("text", "post"), text),
-    ):
-        times = stages.times((piece,), before, frozen=False)
+    for what, key in LAYERS.items():
+        times = times_of[key]
         print(
             f"{what:<24}{times.forward_ms:>8.2f}{times.whole_ms:>8.2f}{times.input_ms:>8.2f}{times.weight_ms:>8.2f}"
             f"{times.parted_factor:>9.2f}"
@@ -162,8 +180,7 @@ def train(rounds: int) -> list[tuple[list[float], list[float]]]:
                     f"{FLAGS} --global-batch-size {case.num_microbatches} --train-iters {STEPS} "
                     f"--pipeline-model-parallel-size 2 --vit-layer-placement {','.join(map(str, vision))} "
                     f"--llm-layer-placement {','.join(map(str, text))} --pipeline-order {csv.name}"
-                    + " --freeze-ViT"
-                    * case.frozen
+                    + (" --freeze-ViT" if case.frozen else "")
                 )
                 of_line.append((number, which))
         runs = [(f"{line} --log-file {turn}_{k}.jsonl") for turn in range(rounds) for k, line in enumerate(lines)]
@@ -181,10 +198,17 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what the processes are started with
     arguments = parser.parse_args()
-    stages = Stages()
-    tell_parting(stages)
-    predicted = [[predict(stages, case, *one) for one in both(case)] for case in CASES]
+    if arguments.measure:
+        measure(arguments.measure)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        launch(2, Path(__file__), "--measure", "times.json", folder=Path(name))
+        rows = json.loads((Path(name) / "times.json").read_text(encoding="utf-8"))
+    times_of = {key: Times(*row) for key, row in zip(all_keys(), rows, strict=True)}
+    tell_parting(times_of)
+    predicted = [predict(times_of, case) for case in CASES]
     measured = train(arguments.rounds)
     print(
         f"\nSteps of two processes, ms, medians of {arguments.rounds * (STEPS - 1)}; gain: 1F1B's over the order's - 1"

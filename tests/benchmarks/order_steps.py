@@ -35,6 +35,8 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 
 HERE = Path(__file__).parent
 
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+"""Of glibc: memory that was freed stays the process's, as on an accelerator; else pages come anew in every step."""
 NUM_STAGES, NUM_LAYERS = 4, 8
 NAMED = ("1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "dualpipev")
 Layer = tuple[float, float, float]
@@ -151,7 +153,7 @@ def launch(num_processes: int, script: Path, *words: str, folder: Path) -> None:
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
          str(script), *words],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **KEEPS_MEMORY},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
