@@ -16,11 +16,11 @@ torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \\
     --transformer-impl local \\
     --use-legacy-models \\
     --num-layers 8 \\
-    --hidden-size 512 \\
-    --ffn-hidden-size 1024 \\
-    --num-attention-heads 8 \\
+    --hidden-size 4096 \\
+    --ffn-hidden-size 8192 \\
+    --num-attention-heads 32 \\
     --vocab-size 32000 \\
-    --seq-length 1024 \\
+    --seq-length 4096 \\
     --tensor-model-parallel-size 2 \\
     --expert-model-parallel-size 4 \\
     --num-experts 8 \\
