@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from two_modules import APART, PHASES, make_job
 
+from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.plan import Plan, parse_plan
+from mm_autoparallel.reports.page.pictures import map_layout
 
 
 @pytest.mark.parametrize("plan", [APART, PHASES])
@@ -63,6 +68,39 @@ def test_sizes_of_samples_may_be_left_out() -> None:
         read = parse_plan(document, make_job(), "plan").strategy.arrangement
         assert read is not None
         assert read.encoder.mbs == (1 if plan is APART else plan.strategy.mbs)
+
+
+HEARING = ModuleLayout("vision+audio", 1, 1, 8, 3)
+SHARED = Strategy(2, 2, 2, 1, arrangement=Arrangement("colocated", "phases", HEARING))
+OWN = replace(HEARING, pp=2, dp=2, mbs=2, rank_offset=4)
+TWO = [
+    Plan(SHARED, {"text": (2, 2)}, {"text": (0, 0)}, 24),
+    Plan(
+        Strategy(4, 2, 1, 4, arrangement=Arrangement("disaggregated", "inline", OWN)),
+        {"vision": (2, 0, 0, 0), "audio": (0, 1, 0, 0), "text": (0, 0, 3, 1)},
+        {"vision": (0, 0, 0, 0), "audio": (0, 0, 0, 0), "text": (0, 0, 0, 0)},
+        24,
+    ),
+]
+
+
+@pytest.mark.parametrize("plan", TWO)
+def test_two_encoders_stand_there_each_with_the_same_sizes(plan: Plan) -> None:
+    job = make_job(hears=True)
+    document = json.loads(json.dumps(evaluate(job, plan).plan_document()))
+    modules = document["layout"]["modules"]
+    assert [*modules] == ["vision", "audio", "llm"]
+    assert modules["vision"] == modules["audio"]
+    assert parse_plan(document, job, "plan") == plan
+    assert map_layout(evaluate(job, plan), job.model).encoder.num_layers == 3
+    with pytest.raises(PlanError, match=r"its layout has vision and audio one after the other|gives each rank one"):
+        export_plan(plan, job, "megatron-bridge", version="0.6", out=Path("nowhere"))
+    modules["audio"]["MBS"] = 1
+    with pytest.raises(PlanError, match=r"layout\.modules\.audio has other sizes than vision; encoders run one after"):
+        parse_plan(document, job, "plan")
+    del modules["audio"]
+    with pytest.raises(PlanError, match=r"names the encoder vision, and the model's is vision\+audio"):
+        evaluate(job, parse_plan(document, job, "plan"))
 
 
 def _spoilt(path: tuple[str, ...], value: object) -> dict[str, Any]:

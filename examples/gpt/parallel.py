@@ -59,7 +59,8 @@ def join(pp: int, tp: int, ep: int, divides_sequence: bool) -> Ranks:
     """Join the process group that torchrun describes, or be alone; what PP and TP leave over are replicas."""
     device = claim_device(int(os.environ.get("LOCAL_RANK", "0")))
     alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(device_backend(find_device_type()), **alone)
+    if not dist.is_initialized():
+        dist.init_process_group(device_backend(find_device_type()), **alone)
     sizes = (pp, dist.get_world_size() // (pp * tp), tp)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
     groups = {name: mesh[name].get_group() for name in ("pp", "dp", "tp")}

@@ -101,7 +101,15 @@ OLDER_FLAGS: dict[str, tuple[type, str]] = {
     "worker": (int, "read over: one process is enough"),
     "log_dir": (str, "read over: nothing is logged"),
     "vocab_size": (int, "read over: no figure depends on it"),
+    "make_vocab_size_divisible_by": (int, "read over: no figure depends on it"),
+    "max_predictions_per_seq": (int, "read over: no figure depends on it"),
 }
+_OTHER_SPELLINGS = {
+    "num_attention_heads": "-a",
+    "seq_length": "-s",
+    "make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
+}
+"""Of 2.4.0's parser, beside the name itself."""
 _TAKERS = {"--paddle": PADDLE_FLAGS, "--cost-model 2.4.0": OLDER_FLAGS}
 _METAVARS = {int: "N", float: "F", Path: "FILE", str: "WORD"}
 
@@ -144,12 +152,13 @@ def add_space(parser: argparse.ArgumentParser) -> None:
     for name, (kind, words) in (PADDLE_FLAGS | OLDER_FLAGS).items():
         both = [told for told, flags in _TAKERS.items() if name in flags]
         told = f"with {' or '.join(both)}: {PADDLE_FLAGS.get(name, (kind, words))[1]}"
+        spellings = [f"--{name}", *([_OTHER_SPELLINGS[name]] if name in _OTHER_SPELLINGS else [])]
         if kind is bool:
-            parser.add_argument(f"--{name}", action="store_const", const=True, help=told)
+            parser.add_argument(*spellings, action="store_const", const=True, help=told)
         elif name == "parallel_search":  # a switch in 2.4.0
-            parser.add_argument(f"--{name}", type=kind, nargs="?", const=1, metavar="N", help=told)
+            parser.add_argument(*spellings, type=kind, nargs="?", const=1, metavar="N", help=told)
         else:
-            parser.add_argument(f"--{name}", type=kind, metavar=_METAVARS[kind], help=told)
+            parser.add_argument(*spellings, type=kind, metavar=_METAVARS[kind], help=told)
 
 
 def share(text: str) -> float:

@@ -117,8 +117,8 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
     if arrangement.apart:
         return AppliedPlan(plan, stages[own.pp :], planned_ms, stages[: own.pp])
     on_device = _hold_all(expand(job.model).blocks) if arrangement.in_phases else stages[0]
-    encoder = tuple(held for held in on_device if held.modality == own.name)
-    decoder = tuple(tuple(held for held in stage if held.modality != own.name) for stage in stages)
+    encoder = tuple(held for held in on_device if held.modality in own.parts)
+    decoder = tuple(tuple(held for held in stage if held.modality not in own.parts) for stage in stages)
     return AppliedPlan(plan, decoder, planned_ms, (encoder,))
 
 
@@ -126,7 +126,7 @@ def _list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
     """What each virtual stage of the pipeline holds under `plan`, of one in phases the decoder's."""
     problem = build_problem(job, plan.strategy)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute)
-    blocks = [block for block in expand(job.model).blocks if block.modality != plan.strategy.away]
+    blocks = [block for block in expand(job.model).blocks if block.modality not in plan.strategy.away]
     begun = dict.fromkeys((block.name for block in blocks), 0)
     before = _count_before(blocks)
     stages = []

@@ -274,7 +274,7 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
     """`layer_placement` or `layer_recompute` as modality → one number per virtual stage."""
     what = section.removeprefix("layer_")
     lists = parse_mapping(document, section)
-    modalities = [modality.name for modality in job.model.modalities if modality.name != strategy.away]
+    modalities = [modality.name for modality in job.model.modalities if modality.name not in strategy.away]
     keys = {list_key(modality, what): modality for modality in modalities}
     parsed: dict[str, tuple[int, ...]] = {}
     for key, modality in keys.items():
@@ -283,7 +283,7 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
         parsed[modality] = parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
     for key in lists.keys() - keys.keys():
         if key.endswith(f"_layer_{what}") and any(parse_list(lists[key], f"{section}.{key}", strategy, True)):
-            if key == list_key(strategy.away, what):
+            if key in [list_key(name, what) for name in strategy.away]:
                 raise Refused(f"{section}.{key} holds layers, and in phases no stage does; its numbers are 0")
             raise Refused(
                 f"{section}.{key} holds layers, and {job.model.name} has no such part: its parts are "

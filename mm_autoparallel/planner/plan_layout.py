@@ -8,6 +8,7 @@ from typing import Any
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.arrangement import (
     ENCODER_RUNS,
+    JOINED,
     MODULE_KINDS,
     UNPLANNED_RUNS,
     Arrangement,
@@ -31,8 +32,9 @@ def layout_document(strategy: Strategy) -> dict[str, Any]:
         return {}
     own = arrangement.encoder
     behind = own.num_ranks if arrangement.apart and own.rank_offset == 0 else 0
+    sizes = {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset}
     modules = {
-        own.name: {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset},
+        **{part: dict(sizes) for part in own.parts},
         DECODER: {key: getattr(decoder, name) for key, name in _SIZES.items()} | {_OFFSET: behind},
     }
     return {"layout": {"kind": arrangement.kind, "encoder_run": arrangement.encoder_run, "modules": modules}}
@@ -57,13 +59,12 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
         )
     run: EncoderRun = _parse_word(section, "encoder_run", ENCODER_RUNS)
     modules = section.get("modules")
-    if not isinstance(modules, dict) or len(modules) != 2 or DECODER not in modules:
+    if not isinstance(modules, dict) or len(modules) < 2 or DECODER not in modules:
         found = f"names {', '.join(modules)}" if isinstance(modules, dict) else f"is {describe_value(modules)}"
         raise Refused(
             f"layout.modules {found}; the sizes of one encoder, such as vision, and of {DECODER} are expected"
         )
-    name = next(name for name in modules if name != DECODER)
-    encoder = _parse_module(modules, name)
+    name, encoder = _parse_encoders(modules)
     if not encoder.mbs:
         samples = strategy.mbs * strategy.dp
         encoder = replace(encoder, mbs=strategy.mbs if run != "inline" else max(1, samples // encoder.dp))
@@ -88,6 +89,19 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
             f"{encoder.rank_offset} it is {behind}, so that the ranges neither overlap nor leave ranks idle"
         )
     return arranged
+
+
+def _parse_encoders(modules: dict[str, Any]) -> tuple[str, ModuleLayout]:
+    """The name of the first encoder, and the sizes that it has with all others. Raises Refused where they differ."""
+    first, *others = (name for name in modules if name != DECODER)
+    sizes = _parse_module(modules, first)
+    for name in others:
+        if replace(_parse_module(modules, name), name=first) != sizes:
+            raise Refused(
+                f"layout.modules.{name} has other sizes than {first}; encoders run one after the other on the same "
+                "ranks here, with one size for all of them"
+            )
+    return first, replace(sizes, name=JOINED.join((first, *others)))
 
 
 def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:

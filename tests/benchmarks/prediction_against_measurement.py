@@ -3,13 +3,8 @@
     python tests/benchmarks/prediction_against_measurement.py [--steps 8] [--layouts] [--json]
 
 Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2, in one run; with --layouts under
-one plan of each layout, of which steps alone are compared. The speed of a
-shared machine changes by tens of per cent within seconds, and not alike for both processes, so profiling and training
-take turns: after every round of samples of all blocks one plan takes a step. The pace of a rank in a round is how long
-its samples took. A step is compared with the simulated one whose ranks have the paces around it, the mean of the rounds
-before and after; the median of these ratios, at the median pace, which is that of the profile, is the measured step. It
-is known as well as the ratios agree: its standard error stands beside the error. Kept activations are what autograd
-holds at most, counted by storage. Errors are predicted / measured − 1.
+one plan of each layout, of which steps alone are compared. Profiling and training take turns (turns.py). Kept
+activations are what autograd holds at most, counted by storage. Errors are predicted / measured − 1.
 """
 
 from __future__ import annotations
@@ -23,18 +18,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "examples" / "qwen2vl"))
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from turns import Turns, standard_error  # noqa: E402
 
 import pretrain_vlm  # noqa: E402
 from arguments import make_parser, read_model_document, read_shape  # noqa: E402
@@ -45,7 +37,6 @@ from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout  # n
 from mm_autoparallel.model.job.job import Job  # noqa: E402
 from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
 from mm_autoparallel.model.profiles.store import profile_folder  # noqa: E402
-from mm_autoparallel.pipeline.simulate.step import trace_critical_path  # noqa: E402
 from mm_autoparallel.planner.evaluate import Estimate, evaluate  # noqa: E402
 from mm_autoparallel.planner.plan import Plan  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
@@ -125,54 +116,6 @@ def predict_bytes(job: Job, estimate: Estimate) -> list[list[float]]:
     return rows
 
 
-class Turns:
-    """Takes a step of the next trainer after each round of a profile run.
-
-    steps[i]: of trainer i, the ms of each step and each rank's pace around it.
-    """
-
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
-        self._trainers = trainers
-        self._turns = cycle(range(len(trainers)))
-        self._last: tuple[int, float] | None = None
-        self.steps: list[list[tuple[float, list[float]]]] = [[] for _ in trainers]
-        self.paces_ms: list[list[float]] = []
-
-    def __call__(self, round_ms: float) -> None:
-        paces = [torch.empty(1) for _ in range(dist.get_world_size())]
-        dist.all_gather(paces, torch.tensor([round_ms]))
-        self.paces_ms.append([float(pace) for pace in paces])
-        if self._last is not None:
-            index, step_ms = self._last
-            around = [statistics.mean(pair) for pair in zip(*self.paces_ms[-2:], strict=True)]
-            self.steps[index].append((step_ms, around))
-        index = next(self._turns)
-        dist.barrier()
-        start_s = time.perf_counter()
-        self._trainers[index].step(1)
-        self._last = index, 1e3 * (time.perf_counter() - start_s)
-
-    def ratios(self, index: int, estimate: Estimate) -> list[float]:
-        """Each step of trainer `index` over the simulated one at the paces around it."""
-        median_ms = statistics.median(pace for paces in self.paces_ms for pace in paces)
-        return [
-            step_ms / step_at(estimate, [pace / median_ms for pace in paces]) for step_ms, paces in self.steps[index]
-        ]
-
-
-def step_at(estimate: Estimate, slownesses: Sequence[float]) -> float:
-    """The simulated step if all compute of rank r took slownesses[r] times as long, on two stages or two replicas."""
-    if estimate.problem.num_stages == 1:
-        return estimate.step_ms * max(slownesses)
-    timeline = estimate.timeline
-    factors = np.array(slownesses)
-    durations_ms = (timeline.loads.durations_ms.reshape(2, len(factors), -1) * factors[None, :, None]).ravel()
-    step_ms, _ = trace_critical_path(
-        timeline.graph, durations_ms, timeline.loads.hops_ms, timeline.loads.tail_ms * factors
-    )
-    return step_ms
-
-
 def work(num_steps: int, layouts: bool, scratch: Path) -> None:
     """One of the two processes; rank 0 prints a JSON line for every plan."""
     device = claim_device(int(os.environ["LOCAL_RANK"]))
@@ -244,16 +187,6 @@ def run(num_steps: int, layouts: bool) -> list[dict]:
             command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def standard_error(ratios: Sequence[float]) -> float:
-    """Of the median of `ratios`, relative to it, from their median absolute deviation as if they lay normally.
-
-    1.4826 deviations make a standard deviation, and the median's error is sqrt(pi / 2) of the mean's.
-    """
-    middle = statistics.median(ratios)
-    deviation = 1.4826 * statistics.median(abs(ratio / middle - 1) for ratio in ratios)
-    return deviation * math.sqrt(math.pi / 2 / len(ratios))
 
 
 def ordered_pairs(rows: list[dict]) -> tuple[int, int]:

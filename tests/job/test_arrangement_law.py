@@ -108,10 +108,27 @@ def test_jobs_that_ask_for_what_cannot_be() -> None:
         "workload": {"global_batch_size": 24, "seq_length": 1024},
         "search": {"layouts": ["disaggregated"]},
     }
-    with pytest.raises(JobError, match=r"search.layouts names disaggregated, and there is none: .* encoders are: none"):
+    with pytest.raises(
+        JobError, match=r"search.layouts names disaggregated, and there is none: .* and the model has none"
+    ):
         parse_job(content, Path("job.yaml"))
     (warning,) = parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).warnings
     assert warning.startswith("search.layouts is all, and the chain alone is planned")
+
+
+def test_several_encoders_are_one_module_where_no_stack_is_named() -> None:
+    both = replace(shared("phases", 1, 8, 3), encoder=replace(shared("phases", 1, 8, 3).encoder, name="vision+audio"))
+    strategy = Strategy(2, 2, 2, 1, arrangement=both)
+    assert reason(strategy, hears=True) is None
+    assert strategy.away == ("vision", "audio")
+    named = reason(strategy, hears=True, stack="megatron-te")
+    assert named is not None
+    assert "an arrangement of megatron-te is planned for one encoder, and the model's are vision, audio" in named
+    deep = replace(both, kind="disaggregated", encoder_run="inline", encoder=replace(both.encoder, pp=4, dp=1, mbs=4))
+    told = reason(
+        Strategy(6, 2, 1, 4, arrangement=replace(deep, encoder=replace(deep.encoder, rank_offset=4))), hears=True
+    )
+    assert told == "encoder PP 4 needs a layer a stage, and vision+audio has 3"
 
 
 def test_sizes_of_both_modules() -> None:

@@ -1,8 +1,9 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
-    python tests/oracle/module_layouts.py --jobs 200 --seed 1
+    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2]
 
-Jobs are random: two to eight devices, a few layers, a tower that trains or not. The space and the law of each layout
+Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and
+of sounds, each of which trains or not. The space and the law of each layout
 are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain chains under either
 module's sizes, as the oracle's documents, and each is solved by brute_force, those in bubbles by `beside`. Wrong is:
 another set of lawful layouts; an answer that is called the best and is not; a bound above the optimum, of the space or
@@ -56,8 +57,33 @@ class Meaning:
     """PP, TP, DP, MBS."""
 
 
-def random_content(rng: random.Random) -> Document:
+def random_content(rng: random.Random, num_towers: int = 1) -> Document:
     """A job file's content."""
+    content = _content_of_one(rng)
+    if num_towers > 1:
+        width, frozen = rng.choice((256, 512)), rng.random() < 0.5
+        content["model"]["encoders"].append(
+            {
+                "name": "audio",
+                "stem": {"type": "mel_frames", "num_mel_bins": 80},
+                "layers": {
+                    "num_layers": rng.randint(1, 2),
+                    "hidden_size": width,
+                    "ffn_size": 4 * width,
+                    "num_heads": 8,
+                    "norm": "layer",
+                },
+                "projector": {"layer_sizes": [width, 512], "freeze": frozen and rng.random() < 0.8},
+                "freeze": frozen,
+            }
+        )
+        content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 3)
+        content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
+        content["workload"].pop("stack", None)  # whose layouts have one encoder
+    return content
+
+
+def _content_of_one(rng: random.Random) -> Document:
     num_devices = rng.choice((2, 3, 4, 4, 4, 6, 8))
     per_node = rng.choice([n for n in (2, 4, 8, num_devices) if num_devices % n == 0])
     frozen, projects = rng.random() < 0.4, rng.random() < 0.5
@@ -136,12 +162,13 @@ def list_meanings(content: Document) -> set[Meaning]:
     """Every lawful strategy of the job, by the guide."""
     limits, workload, cluster = content["search"], content["workload"], content["cluster"]
     layers = content["model"]["text"]["layers"]["num_layers"]
-    tower = content["model"]["encoders"][0]
+    towers = content["model"]["encoders"]
+    before = sum(tower["layers"]["num_layers"] for tower in towers)
     batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
     world = cluster["num_nodes"] * per_node
     named = "stack" in workload
     kinds = ("chain", "colocated", "disaggregated") if limits["layouts"] == "all" else limits["layouts"]
-    trains = not (tower["freeze"] and tower["projector"]["freeze"])
+    trains = any_trains(content)
     found = set()
 
     def plain(number: int, most_layers: int) -> list[tuple[int, int, int, int]]:
@@ -159,7 +186,7 @@ def list_meanings(content: Document) -> set[Meaning]:
         ]
 
     whole = [n for n in range(1, world + 1) if n <= per_node or n % per_node == 0]
-    for pp, tp, dp, mbs in plain(world, layers + tower["layers"]["num_layers"]) if "chain" in kinds else ():
+    for pp, tp, dp, mbs in plain(world, layers + before) if "chain" in kinds else ():
         found.add(Meaning("chain", "", pp, tp, dp, mbs))
     for pp, tp, dp, mbs in plain(world, layers) if "colocated" in kinds else ():
         for tp_e in divisors(min(world, per_node)):
@@ -190,11 +217,16 @@ def list_meanings(content: Document) -> set[Meaning]:
                 if rest % (dp_e * tp_e) or (mbs * dp) % dp_e or max(dp, dp_e) % min(dp, dp_e) or 8 % tp_e:
                     continue
                 pp_e = rest // dp_e // tp_e
-                bad = pp_e > tower["layers"]["num_layers"] or per_node % tp_e or begin % tp_e
+                bad = pp_e > before or per_node % tp_e or begin % tp_e
                 if not bad and not (named and (tp & (tp - 1) or tp_e & (tp_e - 1))):
                     sizes = (pp_e, tp_e, dp_e, mbs * dp // dp_e)
                     found.add(Meaning("disaggregated", "inline", pp_e + pp, tp, dp, mbs, sizes))
     return found
+
+
+def any_trains(content: Document) -> bool:
+    """Whether a tower or its projector does."""
+    return not all(tower["freeze"] and tower["projector"]["freeze"] for tower in content["model"]["encoders"])
 
 
 def meaning_of(strategy: Strategy) -> Meaning:
@@ -273,7 +305,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     first = build_problem(own, encoder)
     before, behind = part(first, False), part(second, True)
     document, network, workload = problem_document(second), Network(costs), content["workload"]
-    tokens = workload["image_tokens_per_sample"]
+    tokens = workload["image_tokens_per_sample"] + workload.get("audio_tokens_per_sample", 0)
     size = 2.0 * one.mbs * tokens * 512  # of a decoder replica's micro-batch
     limit = job.cluster.device.memory_bytes * job.cluster.memory_fraction
     context, batch = float(job.cluster.device.context_bytes), workload["global_batch_size"]
@@ -325,11 +357,10 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     fans_in = one.encoder[2] > one.dp
     if one.run == "inline":
         gather = network.gather_ms(gather_number, gather_stride, whole)
-        block = blocks[0][-1]
         if fans_in:
-            block["forward_ms"] += gather
-        elif block["backward_ms"]:
-            block["backward_ms"] += gather
+            blocks[0][-1]["forward_ms"] += gather
+        elif returns:
+            [block for block in blocks[0] if block["backward_ms"]][-1]["backward_ms"] += gather
         return document | {
             "chain": [*blocks[0], *blocks[1]],
             "stage_static_bytes": [context + OPEN_BYTES + held_once([*before, *behind])],
@@ -464,21 +495,24 @@ def is_small(content: Document) -> bool:
     meanings, batch = list_meanings(content), content["workload"]["global_batch_size"]
     for one in meanings:
         if one.run in ("bubbles", "prefetch"):
-            count, trains = batch // (one.dp * one.mbs), not content["model"]["encoders"][0]["freeze"]
+            count, trains = (
+                batch // (one.dp * one.mbs),
+                not all(tower["freeze"] for tower in content["model"]["encoders"]),
+            )
             passes = count * one.mbs * one.encoder[1] // (one.tp * one.encoder[3])
             if count_actions(one.pp, count, passes, trains) > MOST_ACTIONS:
                 return False
     return 1 <= len(meanings) <= MOST_STRATEGIES
 
 
-def checked_jobs(number: int, seed: int) -> dict[str, list[str]]:
+def checked_jobs(number: int, seed: int, num_towers: int = 1) -> dict[str, list[str]]:
     """name → what is wrong, of `number` jobs that are small enough."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
-        rng = random.Random(f"module layouts {index}")
-        content = random_content(rng)
+        rng = random.Random(f"module layouts {index}" + (f" of {num_towers} towers" if num_towers > 1 else ""))
+        content = random_content(rng, num_towers)
         while not is_small(content):
-            content = random_content(rng)
+            content = random_content(rng, num_towers)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -487,8 +521,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--towers", type=int, choices=(1, 2), default=1)
     arguments = parser.parse_args()
-    wrong = {name: told for name, told in checked_jobs(arguments.jobs, arguments.seed).items() if told}
+    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers)
+    wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():
         print(name, *told, sep="\n  ")
     print(f"{arguments.jobs} jobs, {len(wrong)} wrong")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from module_layouts import checked_jobs
 
-BATCH = 15
+BATCH, FEW = 15, 5
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,10 @@ BATCH = 15
 )
 def test_search_equals_brute_force(batch: int) -> None:
     wrong = {name: told for name, told in checked_jobs(BATCH, 1 + batch * BATCH).items() if told}
+    assert not wrong
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, 50))])
+def test_two_encoders_equal_brute_force(batch: int) -> None:
+    wrong = {name: told for name, told in checked_jobs(FEW, 1 + batch * FEW, num_towers=2).items() if told}
     assert not wrong

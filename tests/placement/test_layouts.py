@@ -231,16 +231,20 @@ def test_what_no_stack_runs_is_refused() -> None:
     ):
         reason = unlawful_reason(job.model, job.cluster, job.workload, other)
         assert (reason is None) if said is None else (reason is not None and said in reason), (said, reason)
-    with pytest.raises(JobError, match=r"workload\.stack is megatron-te"):
-        parse_job(
-            {
-                "model": MODEL,
-                "cluster": {"num_nodes": 1, "devices_per_node": 4, "device": "a100-80g"},
-                "workload": {"global_batch_size": 8, "seq_length": 1024},
-                "search": {"layer_strategies": True},
-            },
-            Path("job.yaml"),
-        )
+    for more, told in (
+        ({}, r"workload\.stack is megatron-te$"),
+        ({"stack": "mindspeed-mm"}, r"stack is mindspeed-mm; MindSpeed-MM gives an encoder .* search\.layouts \[chain"),
+    ):
+        with pytest.raises(JobError, match=told):
+            parse_job(
+                {
+                    "model": MODEL,
+                    "cluster": {"num_nodes": 1, "devices_per_node": 4, "device": "a100-80g"},
+                    "workload": {"global_batch_size": 8, "seq_length": 1024, **more},
+                    "search": {"layer_strategies": True},
+                },
+                Path("job.yaml"),
+            )
     with pytest.raises(JobError, match="move bytes to the host"):
         job_of(modes=["recompute", "offload"])
 

@@ -12,8 +12,11 @@ from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import Plan
 
 
-def make_job(stack: str | None = None, freeze: bool = False, **search: Any) -> Job:
-    """Two nodes of four devices; a tower of two layers and a decoder of four, 24 samples a step."""
+def make_job(stack: str | None = None, freeze: bool = False, hears: bool = False, **search: Any) -> Job:
+    """Two nodes of four devices; a tower of two layers and a decoder of four, 24 samples a step.
+
+    hears: a frozen tower of one layer for sounds beside it.
+    """
     layers = {"hidden_size": 512, "ffn_size": 2048, "num_heads": 8}
     projector = {"norm": "layer", "norm_size": 512, "merge_tokens": 4, "layer_sizes": [2048, 512], "freeze": freeze}
     tower = {
@@ -23,12 +26,25 @@ def make_job(stack: str | None = None, freeze: bool = False, **search: Any) -> J
         "projector": projector,
         "freeze": freeze,
     }
+    towers = [tower]
+    if hears:
+        towers.append(
+            {
+                "name": "audio",
+                "stem": {"type": "mel_frames", "num_mel_bins": 80},
+                "layers": layers | {"num_layers": 1, "norm": "layer"},
+                "projector": {"layer_sizes": [512, 512], "freeze": True},
+                "freeze": True,
+            }
+        )
     text = {"vocab_size": 4096, "layers": layers | {"num_layers": 4, "norm": "rms"}}
     workload = {"global_batch_size": 24, "seq_length": 1024, "image_tokens_per_sample": 256}
     content = {
-        "model": {"text": text, "encoders": [tower]},
+        "model": {"text": text, "encoders": towers},
         "cluster": {"num_nodes": 2, "devices_per_node": 4, "device": "a100-80g"},
-        "workload": workload | ({"stack": stack} if stack else {}),
+        "workload": workload
+        | ({"stack": stack} if stack else {})
+        | ({"audio_tokens_per_sample": 128} if hears else {}),
         "search": {"failure_price": 0.0, "choice": "point"} | search,
     }
     return parse_job(content, Path("job.yaml"))

@@ -150,9 +150,3 @@ def trace_job(
     subject = make_subject(document, job.model, job.workload, Path("config.json"))
     entries = trace_configuration(subject, job, Configuration(tp, mbs, job.workload), recompute)
     return {entry.kind: entry for entry in entries}
-
-
-def without_forms(entry: TracedEntry) -> TracedEntry:
-    """As traces of before have it, whose operators do not say how each was called."""
-    operators = tuple(operator.model_copy(update={"forms": ()}) for operator in entry.operators)
-    return entry.model_copy(update={"operators": operators})

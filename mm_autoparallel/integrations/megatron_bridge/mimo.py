@@ -97,6 +97,11 @@ def _refusals(plan: Plan, job: Job | None) -> Iterator[str]:
             f"its layout is {arrangement.name}, and MIMO gives each rank one module (get_active_module_pg); plan with "
             "search.layouts [disaggregated]"
         )
+    if len(encoder.parts) > 1:
+        yield (
+            f"its layout has {' and '.join(encoder.parts)} one after the other on the same ranks, and MIMO gives each "
+            "encoder ranks of its own; plan with search.layouts [chain]"
+        )
     for name, tp in ((encoder.name, encoder.tp), ("decoder", decoder.tp)):
         if tp & (tp - 1):
             yield f"its {name} has TP {tp}, and MIMO takes powers of two; plan with search.tp [1, 2, 4, 8]"

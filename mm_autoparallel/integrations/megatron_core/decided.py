@@ -21,6 +21,13 @@ from mm_autoparallel.planner.plan import Plan
 
 TEXT = "text"
 
+DEEPSPEED = (
+    "its experts run in DeepSpeed's layer (workload.ep_kind), which is MindSpeed's to 2.1.0_core_r0.8.0 alone "
+    "(--moe-model-type deepspeed_moe --use-legacy-models, and --enable-token-rearrange-opt where "
+    "workload.token_rearrange is true), whose parser lacks flags that plans are written in; plan with ep_kind megatron"
+)
+"""Why a plan or a script with such experts is not written."""
+
 _DISPATCHERS = {
     "alltoall": {flags.DISPATCHER: ("alltoall",), flags.BACKEND: None, flags.DEEPEP: None},
     "deepep": {flags.DISPATCHER: ("flex",), flags.BACKEND: ("deepep",), flags.DEEPEP: None},
@@ -197,11 +204,7 @@ def _refuse_choices(strategy: Strategy, job: Job | None) -> Iterator[str]:
             f"{flags.GRAPHS[1]}); plan with search.graphs [none] or without it"
         )
     if job and job.workload.ep_kind == "deepspeed":
-        yield (
-            "its experts run in DeepSpeed's layer (workload.ep_kind), which is MindSpeed's to 2.1.0_core_r0.8.0 alone "
-            "(--moe-model-type deepspeed_moe --use-legacy-models, and --enable-token-rearrange-opt where "
-            "workload.token_rearrange is true); plan with ep_kind megatron"
-        )
+        yield DEEPSPEED
     if strategy.precision not in ("", "bf16"):
         yield (
             f"it chooses {strategy.precision}, which is said by --fp8-format and its like and is not written; set it "

@@ -69,6 +69,8 @@ SWAPPED = "--swapped-attention"
 REACTIVATED = "--recomputed-activations"
 BY_ONE_SWITCH = {"swap_attention": SWAPPED, "activation": REACTIVATED}
 """Modes that a dialect runs in all layers or in none, likewise."""
+DEEPSPEED_EXPERTS, REARRANGED, CAPACITY = "--deepspeed-experts", "--rearranged-tokens", "--expert-capacity-factor"
+"""Of DeepSpeed's layer with experts, likewise."""
 
 GROUPED = "--moe-grouped-gemm"
 BF16 = "--bf16"
@@ -91,6 +93,8 @@ SWITCHES = frozenset(
             FUSED,
             SWAPPED,
             REACTIVATED,
+            DEEPSPEED_EXPERTS,
+            REARRANGED,
             SHARED_OVERLAP,
             BATCH_OVERLAP,
             BF16,

@@ -28,7 +28,7 @@ from mm_autoparallel.integrations.launch_script import (
     set_global_batch,
 )
 from mm_autoparallel.integrations.megatron_core import flags
-from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
+from mm_autoparallel.integrations.megatron_core.decided import DEEPSPEED, TEXT, Decided, decide
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
 from mm_autoparallel.integrations.megatron_core.read import (
@@ -174,6 +174,8 @@ def patch_launch(
     for flag, reason in dialect.not_patched.items():
         if before.has_flag(flag):
             raise PlanError(f"{passed.where}: {flag} {reason}")
+    if passed.has(flags.DEEPSPEED_EXPERTS):
+        raise PlanError(f"{passed.where}: {DEEPSPEED}")
     num_layers = passed.number(flags.NUM_LAYERS)
     if num_layers not in (None, sum(plan.layers.get(TEXT, ()))):
         raise PlanError(

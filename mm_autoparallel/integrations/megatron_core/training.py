@@ -157,6 +157,9 @@ def read_workload(
     said |= {"precision": low.precision} if low.precision != "bf16" else {}
     said |= {"overlap_all_to_all": choices["overlap_all_to_all"]} if experts else {}
     said |= {"facts": facts} if facts else {}
+    if passed.has(flags.DEEPSPEED_EXPERTS):
+        said |= {"ep_kind": "deepspeed", "token_rearrange": passed.has(flags.REARRANGED)}
+        said |= {"expert_capacity_factor": float(passed.text(flags.CAPACITY) or 1)}
     if passed.has("--cross-entropy-loss-fusion") and passed.text("--cross-entropy-fusion-impl") == "te":
         said["cross_entropy"] = "fused"
     if (passed.number(flags.CONTEXT) or 1) > 1:

@@ -18,6 +18,7 @@ from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
+from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts
 from mm_autoparallel.model.job.strategy import Strategy
 
 LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-layers", "--noop-layers"
@@ -30,7 +31,7 @@ OVERLAPPED = "--moe-alltoall-overlap-comm"
 BESIDE_OVERLAPPED = ("--moe-permutation-async-comm", flags.GROUPED)
 """What the overlap of the exchange asks for (MindSpeed, docs/features/megatron_moe)."""
 OLD_ULYSSES = "ulysses_cp_algo"
-"""Of 2.3 and before, which 26.1's choices leave out."""
+"""Of 2.3 and before, which 26.1's choices leave out; the default of releases that have DeepSpeed's experts."""
 
 REFUSED = {
     "--schedules-method": "runs another order of the pipeline, which no plan says; take it out",
@@ -41,6 +42,11 @@ REFUSED = {
     "--tp-2d": "divides matrices along two axes, which no plan says; take it out",
     "--use-torch-fsdp2": "shards with torch FSDP2, which is not read; take it out",
     "--pp2vpp": "is a conversion of weights, not a training",
+    "--use-nanopipe": "parts backwards in an order of its own, which no plan says; take it out",
+    "--use-nanopipe-swap": "parts backwards in an order of its own, which no plan says; take it out",
+    "--enable-zero3": "shards weights of tensor parallel layers in a way of its own, which is not read; take it out",
+    "--ampipe-degree": "runs attention and experts of parts of a sequence beside each other, which no plan says; take "
+    "it out",
 }
 """Flag → why a script that passes it is no plan."""
 
@@ -71,6 +77,7 @@ NOTED = {
     "--moe-alltoall-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--moe-allgather-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
+    **deepspeed_experts.NOTED,
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
 
@@ -82,6 +89,7 @@ MARKS = frozenset(
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
         *("--mla-fa-without-pad", "--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
+        *deepspeed_experts.MARKS,
     }
 ) - {"--use-torch-fsdp2"}
 """Flags that Megatron-LM does not have: a script that passes one is MindSpeed-LLM's."""
@@ -98,6 +106,8 @@ _SWITCHES = frozenset(
         ),
         *("--use-mcore-models", "--moe-permutation-async-comm", "--mla-fa-without-pad", "--tp-2d"),
         *("--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
+        *("--use-nanopipe", "--use-nanopipe-swap", "--enable-zero3", deepspeed_experts.LEGACY),
+        *deepspeed_experts.SWITCHES,
     }
 ) - {"--moe-zero-memory"}
 
@@ -121,7 +131,7 @@ def read(passed: Passed) -> Passed:
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
     for flag, same in REPLACED.items():
         words |= {each: value for each, value in same.items() if passed.has(flag) and each not in words}
-    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed))
+    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed)) | dict(deepspeed_experts.read(passed))
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
         words |= {flags.EXPERT: (str(tp * ep),), flags.EXPERT_TENSOR: ("1",)}
@@ -208,7 +218,7 @@ def _read_context(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     cp = passed.number(flags.CONTEXT) or 1
     if cp == 1:
         return
-    said = passed.text(ALGORITHM) or ALGORITHMS["ring"]
+    said = passed.text(ALGORITHM) or (OLD_ULYSSES if deepspeed_experts.is_deepspeed(passed) else ALGORITHMS["ring"])
     kinds = {word: kind for kind, word in ALGORITHMS.items()} | {OLD_ULYSSES: "all_to_all"}
     if said not in kinds:
         raise PlanError(f"{passed.where}: {ALGORITHM} is {said}; one of {', '.join(kinds)} is expected")

@@ -146,7 +146,7 @@ def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
                 f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
                 f"is written; add it ({sum(layers[modality])} here)"
             )
-        if modality == plan.strategy.away:  # whole on every device
+        if modality in plan.strategy.away:  # whole on every device
             layers[modality], recompute[modality] = (part["num_layers"],), (0,)
     return place_layers(read_exactly(model_json_path), layers, recompute, plan.strategy.pp)
 

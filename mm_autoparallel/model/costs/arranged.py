@@ -178,7 +178,9 @@ def _apart(parts: _Parts) -> Problem:
 def _inline(parts: _Parts) -> Problem:
     first, second = parts.blocks
     crossing = find_crossing(parts.known, parts.strategy, parts.size_bytes)
-    chain = (*_delay(first, -1, parts.factor * crossing.forward_ms, parts.factor * crossing.backward_ms), *second)
+    first = _delay(first, -1, parts.factor * crossing.forward_ms, 0.0)
+    returning = max((index for index, block in enumerate(first) if block.backward_ms), default=-1)
+    chain = (*_delay(first, returning, 0.0, parts.factor * crossing.backward_ms), *second)
     communicator_bytes = parts.communicator_bytes()
     return replace(
         parts.decoder,

@@ -1,5 +1,7 @@
 """Arrangement: an encoder and its decoder with parallel sizes of their own, on the same devices or on others.
 
+Several encoders, such as vision and audio, are one module: they have the same sizes, and run one after the other.
+
 A strategy without one is the chain: encoder and decoder in one pipeline, of one tensor, context and data parallel size.
 Result files and jobs call an arrangement a layout; `layouts` of a strategy (model/job/layer_layout.py) are of layers.
 """
@@ -13,6 +15,8 @@ ModuleKind = Literal["chain", "colocated", "disaggregated"]
 MODULE_KINDS: tuple[ModuleKind, ...] = get_args(ModuleKind)
 EncoderRun = Literal["inline", "phases", "recomputed_phases", "bubbles", "prefetch"]
 ENCODER_RUNS: tuple[EncoderRun, ...] = get_args(EncoderRun)
+JOINED = "+"
+"""Between the names of encoders that are one module."""
 UNPLANNED_RUNS = ("cached",)
 """Ways to run an encoder that result files may name and nothing here plans yet."""
 
@@ -20,6 +24,8 @@ UNPLANNED_RUNS = ("cached",)
 @dataclass(frozen=True, order=True)
 class ModuleLayout:
     """Sizes of the module called `name`, as Strategy's. mbs: samples that one of its replicas takes at once.
+
+    name: of encoders that share it, all of their names, in the order of the chain (`vision+audio`).
 
     rank_offset: its first rank; it has the `num_ranks` from there on, tensor parallel ranks side by side.
     """
@@ -35,6 +41,11 @@ class ModuleLayout:
     @property
     def num_ranks(self) -> int:
         return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The modalities that are in it."""
+        return tuple(self.name.split(JOINED))
 
 
 @dataclass(frozen=True, order=True)

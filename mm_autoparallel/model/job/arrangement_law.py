@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, ModuleLayout
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.division_law import division_reasons
 from mm_autoparallel.model.job.model import Model
@@ -28,9 +28,16 @@ def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | No
     """Why no arrangement of this job is planned beside the chain; None where some may be."""
     if isinstance(model, TracedModel):
         return f"{model.name} is known from traces of its whole chain alone, and an arrangement parts it"
-    if len(model.encoders) != 1:
-        held = ", ".join(encoder.name for encoder in model.encoders) or "none"
-        return f"an arrangement is planned for one encoder, and the model's encoders are: {held}"
+    if not model.encoders:
+        return "an arrangement gives an encoder sizes of its own, and the model has none"
+    names = [encoder.name for encoder in model.encoders]
+    if any(JOINED in name for name in names):
+        return f"an arrangement tells encoders apart by {JOINED} between their names, which are {', '.join(names)}"
+    if len(names) > 1 and "stack" in workload.model_fields_set:
+        return (
+            f"an arrangement of {workload.stack} is planned for one encoder, and the model's are {', '.join(names)}; "
+            "leave workload.stack out, or plan the chain"
+        )
     if len(cluster.kinds) > 1 or cluster.slow_devices or cluster.device_time_spread_fraction:
         return "an arrangement is planned on devices that are all alike, and the cluster has several kinds"
     for key in ("micro_batch_scale", "samples"):
@@ -67,8 +74,8 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
     if reason := stack_reason(workload, arrangement.kind, arrangement.encoder_run):
         yield reason
     encoder, decoder = arrangement.encoder, strategy.of_decoder()
-    if encoder.name != model.encoders[0].name:
-        yield f"layout names the encoder {encoder.name}, and the model's is {model.encoders[0].name}"
+    if encoder.name != module_name(model):
+        yield f"layout names the encoder {encoder.name}, and the model's is {module_name(model)}"
     for name in ("pp", "tp", "dp", "mbs", "cp"):
         if getattr(encoder, name) < 1:
             yield f"the encoder's {name.upper()} is {getattr(encoder, name)}; it must be at least 1"
@@ -81,19 +88,29 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
         yield from _break_shared(arrangement, decoder)
     if workload.stack in _MEGATRON and "stack" in workload.model_fields_set:
         yield from _break_megatron(arrangement, decoder)
-    trains = not (model.encoders[0].freeze and model.encoders[0].projector.freeze)
+    trains = encoders_train(model)
     if workload.stack == "mindspeed-mm":
         yield from _break_mindspeed_mm(arrangement, decoder, trains)
-    part = model.encoders[0]
-    if encoder.pp > part.layers.num_layers:
-        yield f"encoder PP {encoder.pp} needs a layer a stage, and {part.name} has {part.layers.num_layers}"
+    num_layers = sum(part.layers.num_layers for part in model.encoders)
+    if encoder.pp > num_layers:
+        yield f"encoder PP {encoder.pp} needs a layer a stage, and {encoder.name} has {num_layers}"
     if arrangement.encoder_run == "prefetch" and trains:
         yield (
             "prefetch makes features in another step, with other weights, and this encoder or its projector trains; "
             "freeze both, or run it in bubbles"
         )
-    for reason in division_reasons(model, workload, strategy.of_encoder(), (part.name,)):
+    for reason in division_reasons(model, workload, strategy.of_encoder(), encoder.parts):
         yield f"of the encoder: {reason}"
+
+
+def module_name(model: Model) -> str:
+    """What layouts call the encoders of `model`, which are one module."""
+    return JOINED.join(encoder.name for encoder in model.encoders)
+
+
+def encoders_train(model: Model) -> bool:
+    """Whether something of the encoders or of their projectors does."""
+    return not all(encoder.freeze and encoder.projector.freeze for encoder in model.encoders)
 
 
 def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:

@@ -32,6 +32,7 @@ _LATER = {
         "overlap_all_to_all",
         "ep_kind",
         "token_rearrange",
+        "expert_capacity_factor",
         "fused_matmul_fraction",
         "grad_bucket_parameters",
         "selective_operators",

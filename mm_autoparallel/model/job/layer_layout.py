@@ -75,7 +75,11 @@ def layer_wise_reasons(workload: Workload, modes: tuple[str, ...] = ()) -> Itera
     """Why no layers of one stage can be shared in several ways. modes: that layers may run in."""
     several = "layers of one stage are shared in several ways"
     if workload.stack not in LAYER_WISE_STACKS:
-        yield f"{several} by stacks {' and '.join(LAYER_WISE_STACKS)} alone, and workload.stack is {workload.stack}"
+        by_module = "; MindSpeed-MM gives an encoder sizes of its own by search.layouts [chain, colocated]"
+        yield (
+            f"{several} by stacks {' and '.join(LAYER_WISE_STACKS)} alone, and workload.stack is {workload.stack}"
+            f"{by_module if workload.stack == 'mindspeed-mm' else ''}"
+        )
     for key in ("micro_batch_scale", "samples"):
         if getattr(workload, key):
             yield f"{several} where micro-batches are equal alone, and workload.{key} is given"

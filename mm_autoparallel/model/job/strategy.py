@@ -93,9 +93,9 @@ class Strategy:
         return self.pp * self.tp * self.cp * self.dp
 
     @property
-    def away(self) -> str:
-        """The encoder that runs before, after or beside the pipeline, of which no stage holds layers; empty: none."""
-        return self.arrangement.encoder.name if self.arrangement and self.arrangement.away else ""
+    def away(self) -> tuple[str, ...]:
+        """Encoders that run before, after or beside the pipeline, of which no stage holds layers."""
+        return self.arrangement.encoder.parts if self.arrangement and self.arrangement.away else ()
 
     def of_decoder(self) -> Strategy:
         """Where an encoder has sizes of its own, the decoder's by themselves; else this very one."""

@@ -99,9 +99,10 @@ class Workload(Noun):
     expert beside it (Megatron's --moe-shared-expert-overlap), or the compute of the same layer in another micro-batch's
     opposite pass (--overlap-moe-expert-parallel-comm, which asks for several chunks a stage and recomputes no whole
     layer). ep_kind: whose layer with experts runs; DeepSpeed's divides experts as all else is (ETP as TP).
-    token_rearrange: that layer permutes tokens, where it else multiplies them with masks. fused_matmul_fraction: the
-    part of tensor-parallel traffic beside matrix products that fused kernels hide (MindSpeed's MC2, TransformerEngine's
-    userbuffers), of what nothing else does; of analytic times alone.
+    token_rearrange: that layer permutes tokens, where it else multiplies them with masks. expert_capacity_factor:
+    places of its experts over an even share of the tokens. fused_matmul_fraction: the part of tensor-parallel traffic
+    beside matrix products that fused kernels hide (MindSpeed's MC2, TransformerEngine's userbuffers), of what nothing
+    else does; of analytic times alone.
     grad_bucket_parameters: gradients are reduced, and weights gathered, so many at once (Megatron-LM: the larger of
     40 million and 1 million for each data parallel rank, core/distributed/distributed_data_parallel.py); of each stage
     the last bucket then hides behind nothing (0: it hides as all others do).
@@ -153,6 +154,7 @@ class Workload(Noun):
     overlap_all_to_all: Overlap = "none"
     ep_kind: ExpertKind = "megatron"
     token_rearrange: Flag = False
+    expert_capacity_factor: Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0
@@ -245,6 +247,11 @@ class Workload(Noun):
             raise ValueError(
                 "token_rearrange is of DeepSpeed's layer with experts, and ep_kind is megatron, whose layer always "
                 "permutes tokens; leave it out, or give ep_kind deepspeed"
+            )
+        if self.expert_capacity_factor != 1.0 and self.ep_kind != "deepspeed":
+            raise ValueError(
+                f"expert_capacity_factor is {self.expert_capacity_factor}, of DeepSpeed's layer with experts, and "
+                "ep_kind is megatron; leave it out, or give ep_kind deepspeed"
             )
         if self.ep_kind == "megatron":
             return

@@ -1,11 +1,12 @@
 """What DeepSpeed's layer with experts does otherwise than Megatron-LM's, which MindSpeed had as --moe-model-type
 deepspeed_moe (mindspeed/moe, to 2.1.0_core_r0.8.0).
 
-Every expert has room for its share of the tokens, S · k / E of each rank (capacity factor 1), and what is beyond that
-is dropped, so no rank has more than another. Tokens are dealt to these E · C = S · k places, and outputs are summed
-from them, by two products with masks of S × S · k numbers (Lepikhin et al. 2020, arXiv:2006.16668, algorithm 1;
-DeepSpeed, MOELayer.forward: einsum "sec,sm->ecm" and "sec,ecm->sm"). Token rearrangement
-(--enable-token-rearrange-opt) permutes tokens by their indices in the place of both.
+Every expert has C = f · S · k / E places of each rank (capacity factor f, workload.expert_capacity_factor), and what is
+beyond them is dropped, so no rank has more than another; places that stay empty are computed and sent like the others.
+Tokens are dealt to these E · C places, and outputs are summed from them, by two products with masks of S × E · C
+numbers (Lepikhin et al. 2020, arXiv:2006.16668, algorithm 1; DeepSpeed, MOELayer.forward: einsum "sec,sm->ecm" and
+"sec,ecm->sm"). Token rearrangement (--enable-token-rearrange-opt) permutes tokens by their indices in the place of
+both.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Share:
     and values. graph: layers keep what a graph of MindFormers does (mindformers_operators.py). rerun_patterns,
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
-    imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
+    imbalance_factor: tokens of this rank's experts, or places for them, over an even share. mask_compression,
     overlap_all_to_all, ep_kind, token_rearrange, fused_matmul_fraction: as in Workload. facts: of the stack that runs
     it. precision: that of its linear layers.
     """
@@ -142,8 +142,9 @@ def form_share(
         exchanged_heads=kind in ("all_to_all", "hierarchical"),
         dealing_ranks=strategy.dealing_ranks(workload, node_devices) if kind == "hierarchical" else 0,
         gathered_keys=kind == "all_gather",
-        # DeepSpeed's experts drop what is beyond their share
-        imbalance_factor=1.0 if workload.ep_kind == "deepspeed" else min(workload.expert_imbalance_factor, strategy.ep),
+        imbalance_factor=workload.expert_capacity_factor  # DeepSpeed's experts drop what is beyond their places
+        if workload.ep_kind == "deepspeed"
+        else min(workload.expert_imbalance_factor, strategy.ep),
         overlap_all_to_all=strategy.overlap_of(workload),
         ep_kind=workload.ep_kind,
         token_rearrange=workload.token_rearrange,

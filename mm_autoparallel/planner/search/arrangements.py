@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleKind, ModuleLayout
-from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
+from mm_autoparallel.model.job.arrangement_law import encoders_train, model_reason, module_name, stack_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -126,20 +126,20 @@ def _lawful(
 
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:
-    number, batch, encoder = decoder.world_size, job.workload.global_batch_size, job.model.encoders[0]
-    trains = not (encoder.freeze and encoder.projector.freeze)
+    number, batch, name = decoder.world_size, job.workload.global_batch_size, module_name(job.model)
+    trains = encoders_train(job.model)
     for tp in divisors(min(number, job.cluster.max_tensor_parallel)):
         if number % tp:
             continue
         dp, samples = number // tp, decoder.mbs * decoder.dp
         is_chain = tp == decoder.tp and dp == decoder.dp
         if decoder.pp == 1 and samples % dp == 0 and not is_chain:
-            yield _arrange(decoder, "inline", ModuleLayout(encoder.name, 1, tp, dp, samples // dp))
+            yield _arrange(decoder, "inline", ModuleLayout(name, 1, tp, dp, samples // dp))
         runs: tuple[EncoderRun, ...] = ("phases", "recomputed_phases") if trains else ("phases",)
         for run in runs if stack_reason(job.workload, "colocated", "phases") is None and batch % dp == 0 else ():
             for mbs in divisors(batch // dp):
                 if mbs <= MOST_PHASE_SAMPLES:
-                    yield _arrange(decoder, run, ModuleLayout(encoder.name, 1, tp, dp, mbs))
+                    yield _arrange(decoder, run, ModuleLayout(name, 1, tp, dp, mbs))
         beside: tuple[EncoderRun, ...] = ("bubbles",) if trains else ("bubbles", "prefetch")
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
         fits = decoder.pp > 1 and decoder.vpp == 1 and width % tp == 0
@@ -149,7 +149,7 @@ def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int,
                     break
                 mbs, rest = divmod(num_taken * decoder.mbs * tp, width)
                 if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
-                    yield _arrange(decoder, run, ModuleLayout(encoder.name, 1, tp, dp, mbs))
+                    yield _arrange(decoder, run, ModuleLayout(name, 1, tp, dp, mbs))
 
 
 def _arrange(decoder: Strategy, run: EncoderRun, layout: ModuleLayout) -> Strategy:
@@ -159,13 +159,13 @@ def _arrange(decoder: Strategy, run: EncoderRun, layout: ModuleLayout) -> Strate
 def _disaggregated(
     job: Job, decoder: Strategy, number: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Strategy]:
-    samples, encoder = decoder.mbs * decoder.dp, job.model.encoders[0]
+    samples, num_layers = decoder.mbs * decoder.dp, sum(part.layers.num_layers for part in job.model.encoders)
     for dp in divisors(number):
         if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
             continue
         for tp in divisors(number // dp):
             pp = number // dp // tp
-            if pp > encoder.layers.num_layers or job.cluster.max_tensor_parallel % tp:
+            if pp > num_layers or job.cluster.max_tensor_parallel % tp:
                 continue
-            layout = ModuleLayout(encoder.name, pp, tp, dp, samples // dp, rank_offset=decoder.world_size)
+            layout = ModuleLayout(module_name(job.model), pp, tp, dp, samples // dp, rank_offset=decoder.world_size)
             yield replace(decoder, pp=decoder.pp + pp, arrangement=Arrangement("disaggregated", "inline", layout))

@@ -30,7 +30,10 @@ def map_layout(estimate: Estimate, model: Model) -> Layout | None:
     decoder = ModuleLayout("text", own.pp, own.tp, own.dp, own.mbs, own.cp, behind)
     num_layers = {part.name: part.layers.num_layers for part in model.modalities}
     before = encoder.pp if arrangement.apart else 0
-    modules = [_map_module(each, first, num_layers[each.name]) for each, first in ((encoder, 0), (decoder, before))]
+    modules = [
+        _map_module(each, first, sum(num_layers[part] for part in each.parts))
+        for each, first in ((encoder, 0), (decoder, before))
+    ]
     return Layout(
         words=arrangement.name.split(",")[0],
         encoder=modules[0],
