@@ -18,10 +18,12 @@ from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
+from mm_autoparallel.integrations.mindspeed_llm.adapters import find_adapters
 from mm_autoparallel.model.job.strategy import Strategy
 
 LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-layers", "--noop-layers"
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
+STAGE = "--stage"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
 ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
 FUSED = "--use-ascend-mc2"
@@ -41,6 +43,7 @@ REFUSED = {
     "--tp-2d": "divides matrices along two axes, which no plan says; take it out",
     "--use-torch-fsdp2": "shards with torch FSDP2, which is not read; take it out",
     "--pp2vpp": "is a conversion of weights, not a training",
+    "--layerwise-disaggregated-training": "runs parts of the layers elsewhere, which no plan says; take it out",
 }
 """Flag → why a script that passes it is no plan."""
 
@@ -70,9 +73,20 @@ NOTED = {
     "--reuse-fp32-param": "keeps no bf16 copy of weights beside fp32; the peak that is told has it",
     "--moe-alltoall-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--moe-allgather-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
+    "--no-pad-to-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
+    "--variable-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
+    "--neat-pack": "packs several samples into one of --seq-length, whose attention is planned over all of it",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
+
+KEEPS_LESS = frozenset(
+    {
+        *("--swap-optimizer", "--swap-attention", "--recompute-activation-function", "--recompute-norm"),
+        *("--moe-zero-memory", "--reuse-fp32-param", "--no-pad-to-seq-lengths", "--variable-seq-lengths"),
+    }
+)
+"""Of these, those by which a training holds less than the peak that is told."""
 
 MARKS = frozenset(
     {
@@ -117,6 +131,11 @@ def read(passed: Passed) -> Passed:
     words = dict(passed.words)
     for flag in _SWITCHES & set(words):
         words[flag] = ()
+    if passed.text(STAGE) not in (None, "sft"):
+        raise PlanError(
+            f"{passed.where}: {STAGE} {passed.text(STAGE)} trains on preferences: it holds another model beside the "
+            "one that learns, which no plan says"
+        )
     layout = dict(_read_layers(passed))
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
     for flag, same in REPLACED.items():
@@ -321,4 +340,15 @@ _NO_PATCH = {
     NOOP: f"counts layers that do nothing in {flags.NUM_LAYERS}, and a plan places the others; take it out and give "
     f"{flags.NUM_LAYERS} without them first"
 }
-MINDSPEED = Dialect("MindSpeed-LLM", "26.1", read, write, note, "mindspeed", _NO_PATCH, old=frozenset(OLD))
+MINDSPEED = Dialect(
+    "MindSpeed-LLM",
+    "26.1",
+    read,
+    write,
+    note,
+    "mindspeed",
+    _NO_PATCH,
+    old=frozenset(OLD),
+    adapters=find_adapters,
+    keeps_less=KEEPS_LESS,
+)
