@@ -86,6 +86,7 @@ nightly:
 	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron) $(if $(PADDLE_GALVATRON),--paddle $(PADDLE_GALVATRON))
 	$(PYTHON) tests/frameworks/megatron_bridge_mimo.py --seed $(NIGHT) $(if $(MEGATRON_BRIDGE),--bridge $(MEGATRON_BRIDGE))
 	$(PYTHON) tests/frameworks/launch_scripts_census.py $(if $(LAUNCH_SCRIPTS),--sources $(LAUNCH_SCRIPTS) --fetch)
+	$(PYTHON) tests/frameworks/examples_census.py $(if $(LAUNCH_SCRIPTS),--sources $(LAUNCH_SCRIPTS) --fetch)
 	$(PYTHON) tests/frameworks/lint_config_census.py $(CONFIGURATIONS)
 	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)

@@ -31,7 +31,8 @@ OUT = Path("imported")
 
 @dataclass(frozen=True)
 class ImportResult:
-    """A training that was read. notes: a sentence for each thing that was assumed or is not searched."""
+    """A training that was read. notes: a sentence for each thing that was assumed or is not searched. keeps_less: flags
+    by which it holds less than is simulated."""
 
     framework: str
     source: Path
@@ -39,6 +40,7 @@ class ImportResult:
     job_document: Mapping[str, Any]
     estimate: Estimate
     notes: tuple[str, ...]
+    keeps_less: tuple[str, ...] = ()
 
     def document(self, files: tuple[Path, ...]) -> dict[str, Any]:
         """As `import --json` prints it."""
@@ -123,7 +125,7 @@ def import_launch(
     notes += described.notes
     if described.not_searched:
         notes += (f"not searched: {'; '.join(described.not_searched)}",)
-    return ImportResult(name, path, job, document, evaluate(job, plan), notes)
+    return ImportResult(name, path, job, document, evaluate(job, plan), notes, described.keeps_less)
 
 
 def _inline(model: Model) -> dict[str, Any]:

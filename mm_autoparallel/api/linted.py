@@ -158,7 +158,7 @@ def _lint(
                                     mend="--device NAME"))  # fmt: skip
         else:
             read = import_launch(path, framework=name, device=device, cluster=cluster, given=given)
-            advice = plan_rules.advise(Study(read.job, read.estimate))
+            advice = plan_rules.advise(Study(read.job, read.estimate, read.keeps_less))
             of_files += [_place(one, path, linter, read, given.entry) for one in advice]
     except PlannerError as failure:
         refusal = failure

@@ -120,11 +120,14 @@ def round_recompute(plan: Plan, counts: Mapping[str, tuple[int, ...]], who: str)
     )
 
 
-def spell_by(decide: Callable[[Plan, Target], Mapping[str, Any]]) -> Callable[[Path, Plan, Plan, Job], str]:
-    """How `lint` spells a better plan: the keys that `decide` gives another value than for the file's own."""
+def spell_by(
+    decide: Callable[[Plan, Target], Mapping[str, Any]], find_version: Callable[[Path], str] = lambda _: ""
+) -> Callable[[Path, Plan, Plan, Job], str]:
+    """How `lint` spells a better plan: the keys that `decide` gives another value than for the file's own.
+    find_version: of the framework that a file is for, where its keys differ."""
 
-    def spell(_: Path, plan: Plan, better: Plan, job: Job) -> str:
-        target = Target("", job, lambda _: ())
+    def spell(path: Path, plan: Plan, better: Plan, job: Job) -> str:
+        target = Target(find_version(path), job, lambda _: ())
         before, after = (dict(_flatten(decide(each, target))) for each in (plan, better))
         changed = [f"{key}: {json.dumps(value)}" for key, value in after.items() if before.get(key) != value]
         return ", ".join(changed + [f"without {key}" for key in before if key not in after])

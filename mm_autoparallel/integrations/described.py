@@ -16,7 +16,7 @@ class Described:
     model: path of the model file, or the model itself. workload, search: sections of a job as its file has them.
     world_size: devices that the files ask for; None where they leave it to the machine. notes: a sentence for each
     figure that was assumed. not_searched: in a few words each, what the search space leaves out. adapters: that
-    section of a job, None where weights train themselves.
+    section of a job, None where weights train themselves. keeps_less: flags by which it holds less than is simulated.
     """
 
     model: Path | Model
@@ -26,6 +26,7 @@ class Described:
     notes: tuple[str, ...] = ()
     not_searched: tuple[str, ...] = ()
     adapters: Mapping[str, object] | None = None
+    keeps_less: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

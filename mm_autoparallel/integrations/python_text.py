@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,15 @@ def format_plan(plan: Plan) -> str:
 def read_python(path: Path) -> ast.Module:
     """The Python file at `path`, which is never run. Raises JobError where it is none, or too large."""
     try:
-        return ast.parse(read_text(path, "file", "Python", max_bytes=MAX_PYTHON_BYTES))
+        return _parse(read_text(path, "file", "Python", max_bytes=MAX_PYTHON_BYTES))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
         raise JobError(f"{path} is no Python that can be read: {failure}") from None
+
+
+@lru_cache(maxsize=2)
+def _parse(text: str) -> ast.Module:
+    """Of files with many configurations, which are read one by one; nobody changes a tree."""
+    return ast.parse(text)
 
 
 def assigns(path: Path, name: str) -> bool:

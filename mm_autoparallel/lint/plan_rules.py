@@ -34,6 +34,12 @@ MEMORY = Rule(
     "a stage whose simulated peak is above what a device may hold",
     "more recompute, a smaller micro-batch, or a sharded optimizer, the first of these that fits",
 )
+UNSURE = Rule(
+    "memory-unsure",
+    "warning",
+    "a stage whose simulated peak is above what a device may hold, beside a flag that keeps less than is simulated",
+    "as for out-of-memory, where the run shows that it is needed",
+)
 HOST = Rule("host-memory", "error", "a stage that keeps more on its host than the cluster allows", "fewer layers there")
 TIGHT = Rule(
     "memory-tight",
@@ -114,7 +120,8 @@ def find_overfull(study: Study) -> Iterator[Advice]:
     over = overfull_stages(estimate.problem, estimate.timeline.peak_memory_bytes)
     likely = estimate.oom_probability
     if over or likely > LIKELY_PROBABILITY:
-        rule = MEMORY if over else TIGHT
+        rule = TIGHT if not over else UNSURE if study.keeps_less else MEMORY
+        less = f"; {study.keeps_less[0]} keeps less than that" if over and study.keeps_less else ""
         relief = _relief(study, lambda one: one.fits and one.oom_probability < SAFE_PROBABILITY)
         better, about = (relief[0].plan, relief[1]) if relief else (None, "recompute")
         with_it = (
@@ -132,7 +139,7 @@ def find_overfull(study: Study) -> Iterator[Advice]:
             )
             figures = {"peak_bytes": peak, "limit_bytes": limit, "oom_probability": likely}
             words = _describe_relief(better, about) if better else ""
-            yield Advice(rule, said + with_it, about, stage, figures, better, words)
+            yield Advice(rule, said + less + with_it, about, stage, figures, better, words)
     for stage in overfull_hosts(estimate.problem, estimate.timeline.peak_host_bytes):
         kept, limit = estimate.host_bytes[stage], estimate.problem.host_limit_bytes[stage]
         yield Advice(
@@ -332,7 +339,7 @@ FINDERS: tuple[Callable[[Study], Iterator[Advice]], ...] = (
     find_whole_optimizer,
 )
 
-RULES = (MEMORY, HOST, TIGHT, BALANCE, RECOMPUTE, LEVEL, OVERLAP, BUBBLE, SHARDED)
+RULES = (MEMORY, UNSURE, HOST, TIGHT, BALANCE, RECOMPUTE, LEVEL, OVERLAP, BUBBLE, SHARDED)
 
 
 def advise(study: Study) -> Iterator[Advice]:

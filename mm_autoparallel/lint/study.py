@@ -35,10 +35,11 @@ class Advice:
 
 @dataclass(frozen=True)
 class Study:
-    """`job` under the plan of `estimate`."""
+    """`job` under the plan of `estimate`. keeps_less: flags by which the training holds less than that."""
 
     job: Job
     estimate: Estimate
+    keeps_less: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:

@@ -5,14 +5,15 @@
 FOLDERs are checkouts, such as of deepspeedai/DeepSpeedExamples, huggingface/accelerate, hpcaitech/ColossalAI,
 NVIDIA-NeMo/Megatron-Bridge and pytorch/torchtitan. A file that a framework knows as its own is read as a plan of a
 decoder with 24 layers, or another usual number that it can place, for 64 devices or the first of 1024 and fewer that it
-runs on; of a file with several configurations, each. A common.py above a file goes beside it. Prints a line a
-framework, and with --list why what is not read is refused.
+runs on; of a file with several configurations, each. A common.py above a file goes beside it, and registries of
+torchtitan that it imports. Prints a line a framework, and with --list why what is not read is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -27,7 +28,7 @@ from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.megatron_bridge import recipes as megatron_bridge
-from mm_autoparallel.integrations.torchtitan import config as torchtitan
+from mm_autoparallel.integrations.torchtitan import registry as torchtitan
 
 READ = ("accelerate", "colossalai", "deepspeed", "megatron-bridge", "paddle", "torchtitan")
 DEPTHS = (24, 32, 28, 36, 40, 48, 61, 80, 94, 126)
@@ -50,10 +51,21 @@ def usual_sizes(folder: Path) -> list[Path]:
 def given_all(path: Path, models: list[Path], entry: str | None) -> Iterator[Given]:
     """What is said beside the file at `path`, the first first."""
     above = [folder / "common.py" for folder in path.parents if path.suffix == ".py"]
-    beside = tuple(each for each in above if each.is_file() and each != path)[:1]
+    imported = find_imported(path) if path.suffix == ".py" else []
+    beside = (*tuple(each for each in above if each.is_file() and each != path)[:1], *imported)
     for model, world_size in product(models, WORLD_SIZES):
         batch = {"seq_length": 1024, "micro_batch_size": 1, "global_batch_size": 1024}
         yield Given(model, world_size=world_size, entry=entry, beside=beside, **batch)
+
+
+def find_imported(path: Path) -> list[Path]:
+    """Registries of torchtitan that the Python file at `path` imports, and its package's own file."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    names = [
+        name.replace(".", "/") + ".py" for name in re.findall(r"^from ([\w.]+\.config_registry) import", text, re.M)
+    ]
+    near = [path.with_name("__init__.py")] if names else []
+    return [*near, *(each for name in names for folder in path.parents if (each := folder / name).is_file())]
 
 
 def given_for(kind: LaunchKind, path: Path, models: list[Path], entry: str | None) -> Given:

@@ -75,10 +75,13 @@ def main(
     change: Callable[[Plan], Plan] = lambda plan: plan,
     version: str = "",
     read_back: str = "",
+    into: Mapping[str, str] | None = None,
+    probe_name: str = "",
 ) -> int:
     """Draw, export, ask, compare, break. expect: what the probe must say of a plan. change: what a drawn plan becomes
     before it is exported. version, read_back: of the framework and what `import` reads of it, where they are not the
-    first ones. Prints counts; 1 where the framework disagrees."""
+    first ones. into: name → text of a file that plans are written into, where new ones are not. probe_name: of the
+    probe, where the framework has several. Prints counts; 1 where the framework disagrees."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--environment", type=Path, metavar="DIR", help="made by environments.py")
     parser.add_argument("--plans", type=int, default=40)
@@ -88,17 +91,21 @@ def main(
         print(f"{framework}: no environment is given; nothing was checked")
         return 0
     rng, counts, wrong = random.Random(arguments.seed), Counter[str](), []
-    probe = Probe(arguments.environment, framework.replace("-", "_"))
+    probe = Probe(arguments.environment, probe_name or framework.replace("-", "_"))
     back = read_back or find_exporter(framework, version or None)[0].read_back
-    with tempfile.TemporaryDirectory() as name:
-        folder, number = Path(name), 0
+    with tempfile.TemporaryDirectory() as place:
+        folder, number = Path(place), 0
         while counts["accepted"] < arguments.plans and len(wrong) < WRONG:
             number += 1
             sizes = rng.choice((DENSE, EXPERTS))
             plan = change(draw_decoder_plan(sizes, rng))
             out = folder / str(number)
+            own = []
+            for name, text in (into or {}).items():
+                own.append(folder / name)
+                own[-1].write_text(text)
             try:
-                result = export_plan(plan, make_job(sizes, plan), framework, out=out, version=version or None)
+                result = export_plan(plan, make_job(sizes, plan), framework, into=own, out=out, version=version or None)
             except PlanError:
                 counts["refused by name"] += 1
                 continue

@@ -39,6 +39,12 @@ KNOWN = {
     },
     ("train_configs/llama4_17bx128e.toml", "micro-batches-below-stages"): "PP 4 with local_batch_size 1, which torch's "
     "Schedule1F1B refuses: a mistake that is there",
+    (
+        "qwen_vl/h100/qwen35_vl.py",
+        "batch-divisible",
+    ): "a batch of 32 or 36 with micro-batches of 4 on 4 or 16 replicas: a mistake that is there",
+    ("qwen_vl/h100/qwen3_vl.py", "expert-ranks"): "EP 32 on 32 devices with TP 4, which is ETP's default: a mistake "
+    "that is there",
     ("llama/h100/llama3.py", "flags-contradict"): "its base's optimizer is sharded, in a file that is not given",
 }
 """(end of the path, rule) → why a published file has such an error."""

@@ -10,6 +10,7 @@ from featured_plans import PLANS
 
 from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.api.imported import find_kind, import_launch
+from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.errors import PlanError, PlannerError
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.planner.plan import Plan
@@ -205,3 +206,63 @@ class TestSwitches:
         assert overlap() == ""
         script.write_text(script.read_text().replace("--swiglu", "--swiglu --use-ascend-mc2"))
         assert overlap() == "mc2"
+
+
+TUNES = SCRIPT.replace("pretrain_gpt.py", "posttrain_gpt.py").replace("--swap-attention", "--stage sft --finetune")
+LORA = "--lora-r 8 --lora-alpha 16 --lora-fusion --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+
+
+class TestInstructions:
+    """Scripts of posttrain_gpt.py."""
+
+    def test_all_weights_train_as_before(self, script: Path) -> None:
+        script.write_text(TUNES.replace("--finetune", "--finetune --no-pad-to-seq-lengths"))
+        found = import_launch(script, device="ascend-910b-64g")
+        assert found.framework == "mindspeed-llm"
+        assert found.job.model.adapters is None
+        assert found.keeps_less == ("--no-pad-to-seq-lengths",)
+        assert any(note.startswith("--no-pad-to-seq-lengths pads samples to the longest") for note in found.notes)
+
+    def test_adapters_alone_train(self, script: Path, tmp_path: Path) -> None:
+        """A plan of such a job goes into the script, and into no other."""
+        script.write_text(TUNES.replace("--finetune", f"--finetune {LORA}"))
+        found = import_launch(script, device="ascend-910b-64g")
+        adapters = found.job.model.adapters
+        assert adapters is not None
+        assert (adapters.rank, set(adapters.targets)) == (8, {"qkv", "proj", "fc1", "fc2"})
+        plan = replace(found.estimate.plan, recompute={"text": (1, 2, 2, 1)})
+        export_plan(plan, found.job, "mindspeed-llm", into=(script,), out=tmp_path / "out")
+        text = (tmp_path / "out" / script.name).read_text()
+        assert LORA in text
+        assert "--recompute-num-layers 2" in text
+        with pytest.raises(PlanError, match="its model has adapters, and what it is written for trains whole weights"):
+            export_plan(plan, found.job, "mindspeed-llm", out=tmp_path / "new")
+        script.write_text(TUNES)
+        whole = import_launch(script, device="ascend-910b-64g")
+        script.write_text(TUNES.replace("--finetune", f"--finetune {LORA}"))
+        with pytest.raises(PlanError, match="and the script that it goes into trains adapters"):
+            export_plan(whole.estimate.plan, whole.job, "mindspeed-llm", into=(script,))
+
+    @pytest.mark.parametrize(
+        ("new", "told"),
+        [
+            ("--stage dpo", "--stage dpo trains on preferences"),
+            ("--stage sft --lora-target-modules linear_qkv gate", "--lora-target-modules names gate; known are"),
+            (f"--stage sft {LORA} --lora-modules-to-save head", "--lora-modules-to-save trains further weights whole"),
+        ],
+    )
+    def test_others_are_refused_by_name(self, new: str, told: str, script: Path) -> None:
+        script.write_text(TUNES.replace("--stage sft", new))
+        with pytest.raises(PlanError, match=told):
+            import_launch(script, device="ascend-910b-64g")
+
+
+def test_memory_that_is_not_simulated_is_no_error(script: Path) -> None:
+    """Beside a flag that keeps less than is simulated, a peak above the limit may fit."""
+    large = SCRIPT.replace("--hidden-size 512", "--hidden-size 16384").replace("--ffn-hidden-size 1024", "")
+    found = []
+    for flag in ("--swap-attention", "--bf16"):
+        script.write_text(large.replace("--swap-attention", flag))
+        result = lint_files([script], device="ascend-910b-64g")
+        found.append({one.rule.key for one in result.findings if "memory" in one.rule.key})
+    assert found == [{"memory-unsure"}, {"out-of-memory"}]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from drawn_decoder_plans import DENSE
+from drawn_decoder_plans import DENSE, make_job
 from featured_plans import PLANS
 
 from mm_autoparallel.api.exported import export_plan
@@ -68,6 +68,38 @@ def large() -> Trainer.Config:
 """
 
 
+NEWEST = """
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.trainer import Trainer
+
+
+def small() -> Trainer.Config:
+    length = 2048
+    return Trainer.Config(
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * length, max_context_length=length),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=4, num_pp_microbatches=8),
+        activation_checkpoint=FullAC.Config(),
+    )
+"""
+RECIPES = """
+from torchtitan.trainer import Trainer
+from somewhere.config_registry import small
+
+
+def _prepare(config, *, checks):
+    config.parallelism.spmd_backend = "spmd_types"
+    if checks:
+        config.activation_checkpoint = None
+
+
+def tp2() -> Trainer.Config:
+    config = small()
+    _prepare(config, checks=True)
+    config.parallelism.tensor_parallel_degree = 2
+    return config
+"""
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.json"
@@ -77,9 +109,9 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def read(path: Path, model: Path, world_size: int = 8, entry: str | None = None) -> Plan:
+def read(path: Path, model: Path, world_size: int = 8, entry: str | None = None, beside: tuple[Path, ...] = ()) -> Plan:
     _, kind = find_kind(path, "torchtitan")
-    return kind.read_plan(path, Given(model, world_size=world_size, entry=entry))
+    return kind.read_plan(path, Given(model, world_size=world_size, entry=entry, beside=beside))
 
 
 # ---------------------------------------------------------------------------------------------------------------- TOML
@@ -214,3 +246,72 @@ def test_a_remainder_runs_by_a_csv(tmp_path: Path, model: Path) -> None:
     (tmp_path / "new" / "schedule.csv").write_text("0F0\n")
     with pytest.raises(PlanError, match="PipelineScheduleMulti"):
         read(tmp_path / "new" / "planned.py", model)
+
+
+def test_the_newest_code_counts_tokens(tmp_path: Path, model: Path) -> None:
+    """Its keys in samples: 4,096 tokens of 2,048 are micro-batches of 2, eight of them a replica."""
+    path = tmp_path / "config_registry.py"
+    path.write_text(NEWEST)
+    plan = read(path, model)
+    assert (plan.strategy.mbs, plan.num_microbatches, plan.global_batch_size) == (2, 8, 32)
+    path.write_text(NEWEST.replace("2 * length", "3000"))
+    with pytest.raises(PlanError, match="3000 is no multiple of max_context_length 2048; plans hold whole samples"):
+        read(path, model)
+    path.write_text(NEWEST.replace("num_pp_microbatches=8", "pipeline_parallel_microbatch_size=1"))
+    with pytest.raises(JobError, match="pipeline_parallel_microbatch_size is not known there"):
+        read(path, model)
+
+
+def test_recipes_begin_with_functions_of_files_beside_them(tmp_path: Path, model: Path) -> None:
+    path, base = tmp_path / "recipes.py", tmp_path / "config_registry.py"
+    path.write_text(RECIPES)
+    base.write_text(NEWEST)
+    with pytest.raises(JobError, match=r"line 16: what tp2 returns is known only .*; give the file of small beside"):
+        read(path, model)
+    plan = read(path, model, beside=(base,))
+    assert (plan.strategy.pp, plan.strategy.tp, sum(plan.recompute["text"])) == (4, 2, 0)
+    path.write_text(RECIPES.replace("if checks:", "if shape(checks):"))
+    with pytest.raises(JobError, match=r"activation_checkpoint stands in a branch or a loop that only a run decides"):
+        read(path, model, beside=(base,))
+
+
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        ("    for size in (2, 4):\n        config.parallelism.tensor_parallel_degree = size\n", "branch or a loop"),
+        ("    change(config)\n", "what change sets is known only when the file runs"),
+        ("    sizes = config.parallelism\n", "sizes is another name for config.parallelism"),
+    ],
+)
+def test_what_changes_a_configuration_unseen_is_refused(new: str, told: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "config_registry.py"
+    path.write_text(REGISTRY.replace("    config.training.local", f"{new}    config.training.local"))
+    with pytest.raises(JobError, match=told):
+        read(path, model, 8, "large")
+
+
+def test_a_section_that_is_made_anew_says_nothing_of_before(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "config_registry.py"
+    made = "    config.parallelism = ParallelismConfig(tensor_parallel_degree=2)\n"
+    path.write_text(REGISTRY.replace("    config.parallelism.tensor_parallel_degree = 2\n", made))
+    assert (read(path, model, 8, "large").strategy.pp, read(path, model, 8, "large").strategy.tp) == (1, 2)
+
+
+def test_a_script_that_starts_a_registry_is_refused_by_name(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("MODULE=llama3 CONFIG=llama3_8b ./run_train.sh --parallelism.tensor_parallel_degree 2\n")
+    with pytest.raises(JobError, match="starts torchtitan with a function of a registry, which is in another file"):
+        read(path, model)
+
+
+@pytest.mark.parametrize("feature", ["uneven_chunks", "zero_3", "zero_3_pipeline"])
+def test_a_plan_for_the_newest_code_comes_back(feature: str, tmp_path: Path, model: Path) -> None:
+    plan = replace(PLANS[feature], strategy=replace(PLANS[feature].strategy, zero=3))
+    with pytest.raises(PlanError, match="counts tokens, and the plan's file has no sequence length; give --job"):
+        export_plan(plan, None, "torchtitan", out=tmp_path, version="main")
+    export_plan(plan, make_job(DENSE, plan), "torchtitan", out=tmp_path, version="main")
+    text = (tmp_path / "planned.py").read_text()
+    assert f"'max_context_length': {DENSE['seq-length']}" in text
+    assert "local_batch_size" not in text
+    again = read(tmp_path / "planned.py", model, plan.strategy.world_size)
+    assert (again.layers, again.global_batch_size, again.strategy.mbs) == (plan.layers, plan.global_batch_size, 1)

@@ -50,13 +50,14 @@ class Decided:
     unchecked: tuple[str, ...] = ()
 
 
-def decide(plan: Plan, job: Job | None, num_mtp: int = 0) -> Decided:
+def decide(plan: Plan, job: Job | None, num_mtp: int = 0, *, adapts: bool = False) -> Decided:
     """The flags of `plan`. job: what it was made for, whose workload's choices are then written too; None: only what
-    the plan's file says. num_mtp: layers of multi-token prediction, where no job says it.
+    the plan's file says. num_mtp: layers of multi-token prediction, where no job says it. adapts: whether what runs
+    them trains adapters.
 
     Raises PlanError with the first choice that Megatron-LM cannot run, and what to plan with in its place.
     """
-    for reason in _refusals(plan, job):
+    for reason in _refusals(plan, job, adapts):
         raise PlanError(f"plan: {reason}")
     strategy = plan.strategy
     num_mtp = job.model.text.num_mtp if job else num_mtp
@@ -87,15 +88,15 @@ def _list_unchecked(job: Job | None) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------------- refusing
 
 
-def _refusals(plan: Plan, job: Job | None) -> Iterator[str]:
-    yield from _refuse_parts(plan, job)
+def _refusals(plan: Plan, job: Job | None, adapts: bool) -> Iterator[str]:
+    yield from _refuse_parts(plan, job, adapts)
     yield from _refuse_schedule(plan)
     yield from _refuse_modes(plan, job)
     yield from _refuse_sharding(plan.strategy)
     yield from _refuse_choices(plan.strategy, job)
 
 
-def _refuse_parts(plan: Plan, job: Job | None) -> Iterator[str]:
+def _refuse_parts(plan: Plan, job: Job | None, adapts: bool) -> Iterator[str]:
     for modality, counts in plan.layers.items():
         if modality != TEXT and any(counts):
             stage = next(k for k, count in enumerate(counts) if count)
@@ -105,8 +106,10 @@ def _refuse_parts(plan: Plan, job: Job | None) -> Iterator[str]:
                 "encoder's layers (NotImplementedError), and pretrain_vlm.py gives its encoder the decoder's layout; "
                 "MindSpeed-MM runs such plans (plan --script), or plan the decoder by itself"
             )
-    if job and job.model.adapters:
-        yield "its model has adapters, and pretrain_gpt.py of megatron-core 0.16 trains whole weights"
+    if job and job.model.adapters and not adapts:
+        yield "its model has adapters, and what it is written for trains whole weights"
+    if job and adapts and not job.model.adapters:
+        yield "its model trains whole weights, and the script that it goes into trains adapters"
     counts = plan.layers.get(TEXT, ())
     if 0 in counts:
         yield (

@@ -22,7 +22,9 @@ class Dialect:
     a flag that no plan says. write: flags that Megatron-LM's become; raises PlanError naming a choice that the code
     cannot run. note: sentences for what a script passes beside its plan. stack: of workloads; None: by the flags.
     not_patched: flag → why no plan is written into scripts that pass it. open: a file that is no launch script as one;
-    None: the code has launch scripts. old: flags of old releases that its parser lacks; None: Megatron-LM's.
+    None: the code has launch scripts. old: flags of old releases that its parser lacks; None: Megatron-LM's. adapters:
+    that section of a job for what a script passes, None where whole weights train. keeps_less: flags by which a
+    training holds less than is simulated.
     """
 
     title: str
@@ -34,6 +36,8 @@ class Dialect:
     not_patched: Mapping[str, str] = field(default_factory=dict)
     open: Callable[[Path, Given], LaunchScript] | None = None
     old: frozenset[str] | None = None
+    adapters: Callable[[Passed], Mapping[str, object] | None] = lambda _: None
+    keeps_less: frozenset[str] = frozenset()
 
 
 def without_mindspeed(decided: Decided) -> Decided:

@@ -111,7 +111,8 @@ SWITCHES = frozenset(
 )
 """Flags that take no value; words of the shell that stand behind one belong to something else."""
 
-LISTS = frozenset({CONTEXT_KIND, CONTEXT_SIZES, MODULES, OFFLOADED, "--cuda-graph-scope"})
+ADAPTED = "--lora-target-modules"
+LISTS = frozenset({CONTEXT_KIND, CONTEXT_SIZES, MODULES, OFFLOADED, "--cuda-graph-scope", ADAPTED})
 """Flags that take several values."""
 
 Values = Mapping[str, tuple[str, ...] | None]

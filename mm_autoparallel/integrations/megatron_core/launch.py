@@ -170,7 +170,8 @@ def patch_launch(
     """
     check_patchable(path)
     before = read_launch_script(path)
-    passed = dialect.read(read_passed(before, plan.strategy.world_size))
+    spelt = read_passed(before, plan.strategy.world_size)
+    passed, adapts = dialect.read(spelt), dialect.adapters(spelt) is not None
     for flag, reason in dialect.not_patched.items():
         if before.has_flag(flag):
             raise PlanError(f"{passed.where}: {flag} {reason}")
@@ -182,7 +183,7 @@ def patch_launch(
             f"{passed.where}: {flags.NUM_LAYERS} is {num_layers}, and the plan places "
             f"{sum(plan.layers.get(TEXT, ()))} decoder layers; give the script of the model that it was made for"
         )
-    decided = dialect.write(decide(plan, job, passed.number(flags.MTP, least=0) or 0))
+    decided = dialect.write(decide(plan, job, passed.number(flags.MTP, least=0) or 0, adapts=adapts))
     kept = () if job or any(plan.modes.values()) else _keep_operators(passed, plan)
     values = {flag: words for flag, words in decided.values.items() if flag not in kept}
     values |= {flag: words for flag, words in decided.usual.items() if not before.has_flag(flag)}

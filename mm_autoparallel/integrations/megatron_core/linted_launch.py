@@ -121,7 +121,8 @@ def spell(path: Path, before: Plan, after: Plan, job: Job) -> str:
     Raises PlanError where Megatron-LM cannot run one of them.
     """
     passed = read_passed(read_training(path), before.strategy.world_size).words
-    old, new = decide(before, job).values, decide(after, job).values
+    adapts = job.model.adapters is not None
+    old, new = (decide(each, job, adapts=adapts).values for each in (before, after))
     changed = {flag for flag in new if new[flag] != old.get(flag)}
     for group in ({*write_layers(after.layers[TEXT], after.strategy.pp, 0)}, _RECOMPUTE):
         changed |= group if changed & group else set()

@@ -59,7 +59,15 @@ def describe_training(spelt: Passed, given: Given, dialect: Dialect, in_fp32: bo
     if passed.has("--rampup-batch-size"):
         notes += (f"--rampup-batch-size makes the first steps smaller; planned are those of {flags.GLOBAL_BATCH}",)
     source = given.model_config if given.model_config is not None else model
-    return Described(source, workload, search, world_size=given.world_size, notes=notes)
+    return Described(
+        source,
+        workload,
+        search,
+        world_size=given.world_size,
+        notes=notes,
+        adapters=dialect.adapters(spelt),
+        keeps_less=tuple(flag for flag in sorted(dialect.keeps_less) if spelt.has(flag)),
+    )
 
 
 def check_precision(passed: Passed) -> None:

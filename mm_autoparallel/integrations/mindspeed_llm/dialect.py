@@ -19,10 +19,12 @@ from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
 from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts
+from mm_autoparallel.integrations.mindspeed_llm.adapters import find_adapters
 from mm_autoparallel.model.job.strategy import Strategy
 
 LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-layers", "--noop-layers"
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
+STAGE = "--stage"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
 ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
 FUSED = "--use-ascend-mc2"
@@ -47,6 +49,7 @@ REFUSED = {
     "--enable-zero3": "shards weights of tensor parallel layers in a way of its own, which is not read; take it out",
     "--ampipe-degree": "runs attention and experts of parts of a sequence beside each other, which no plan says; take "
     "it out",
+    "--layerwise-disaggregated-training": "runs parts of the layers elsewhere, which no plan says; take it out",
 }
 """Flag → why a script that passes it is no plan."""
 
@@ -76,10 +79,21 @@ NOTED = {
     "--reuse-fp32-param": "keeps no bf16 copy of weights beside fp32; the peak that is told has it",
     "--moe-alltoall-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--moe-allgather-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
+    "--no-pad-to-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
+    "--variable-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
+    "--neat-pack": "packs several samples into one of --seq-length, whose attention is planned over all of it",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
     **deepspeed_experts.NOTED,
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
+
+KEEPS_LESS = frozenset(
+    {
+        *("--swap-optimizer", "--swap-attention", "--recompute-activation-function", "--recompute-norm"),
+        *("--moe-zero-memory", "--reuse-fp32-param", "--no-pad-to-seq-lengths", "--variable-seq-lengths"),
+    }
+)
+"""Of these, those by which a training holds less than the peak that is told."""
 
 MARKS = frozenset(
     {
@@ -127,6 +141,11 @@ def read(passed: Passed) -> Passed:
     words = dict(passed.words)
     for flag in _SWITCHES & set(words):
         words[flag] = ()
+    if passed.text(STAGE) not in (None, "sft"):
+        raise PlanError(
+            f"{passed.where}: {STAGE} {passed.text(STAGE)} trains on preferences: it holds another model beside the "
+            "one that learns, which no plan says"
+        )
     layout = dict(_read_layers(passed))
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
     for flag, same in REPLACED.items():
@@ -331,4 +350,15 @@ _NO_PATCH = {
     NOOP: f"counts layers that do nothing in {flags.NUM_LAYERS}, and a plan places the others; take it out and give "
     f"{flags.NUM_LAYERS} without them first"
 }
-MINDSPEED = Dialect("MindSpeed-LLM", "26.1", read, write, note, "mindspeed", _NO_PATCH, old=frozenset(OLD))
+MINDSPEED = Dialect(
+    "MindSpeed-LLM",
+    "26.1",
+    read,
+    write,
+    note,
+    "mindspeed",
+    _NO_PATCH,
+    old=frozenset(OLD),
+    adapters=find_adapters,
+    keeps_less=KEEPS_LESS,
+)

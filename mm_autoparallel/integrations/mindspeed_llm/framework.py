@@ -1,4 +1,4 @@
-"""MindSpeed-LLM, as it is registered: launch scripts of its pretrain_gpt.py, and a plan in them."""
+"""MindSpeed-LLM, as it is registered: launch scripts of pretrain_gpt.py and posttrain_gpt.py, and a plan in them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _launches() -> Sequence[LaunchKind]:
 
     return [
         LaunchKind(
-            title="a launch script of MindSpeed-LLM's pretrain_gpt.py (.sh)",
+            title="a launch script of MindSpeed-LLM's pretrain_gpt.py or posttrain_gpt.py (.sh)",
             is_one=is_launch,
             find_devices=lambda path: find_devices(read_launch_script(path)),
             describe=partial(describe_launch, dialect=MINDSPEED),

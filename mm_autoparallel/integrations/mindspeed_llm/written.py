@@ -13,16 +13,19 @@ from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_fl
 from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
 from mm_autoparallel.planner.plan import Plan
 
+TUNES = "posttrain_gpt.py"
+"""Trains on instructions, or on preferences (mindspeed_llm/tasks/posttrain/launcher.py)."""
 _CHECKED = ("read back: the flags as written give the plan that they are said to run",)
 
 
 def is_launch(path: Path) -> bool:
-    """Whether the script at `path` starts pretrain_gpt.py with flags that are MindSpeed-LLM's alone."""
+    """Whether the script at `path` starts posttrain_gpt.py, or pretrain_gpt.py with flags of MindSpeed-LLM alone."""
     if path.suffix not in (".sh", ".bash", ""):
         return False
     script = read_launch_script(path)
     started = script.started()
-    return started is not None and PurePath(started[0].text).name == ENTRY and is_mindspeed(script)
+    entry = PurePath(started[0].text).name if started else ""
+    return entry == TUNES or (entry == ENTRY and is_mindspeed(script))
 
 
 def export_new(plan: Plan, target: Target) -> Exported:

@@ -24,6 +24,8 @@ _FEATURES_CODE = Path("mindspeed_mm/fsdp/params/feature_args.py")
 _CODE = Path("mindspeed_mm/fsdp/params/parallel_args.py")
 
 
+_OF_MINDSPEED_LLM = ("fsdp_size", "fsdp_modules", "tp_size", "ep_fsdp_size", "cp_size")
+"""Keys of another trainer's YAML, which has the same sections (mindspeed_llm/fsdp2/utils/arguments.py)."""
 _MAX_PATTERNS = 200
 """Assumed: ten times the longest list known; each is held against every layer."""
 
@@ -115,6 +117,13 @@ def read_trainer(path: Path, checkout: Path | None = None, text_path: Path | Non
         raise JobError(
             f"{WHAT} {shown}: it has no {'parallel' if 'parallel' not in document else 'training'}; a YAML of "
             "MindSpeed-MM's FSDP trainer (mindspeed_mm/fsdp/train/trainer.py) has parallel, model, data and training"
+        )
+    parallel = document["parallel"]
+    other = [key for key in _OF_MINDSPEED_LLM if isinstance(parallel, dict) and key in parallel]
+    if other:
+        raise JobError(
+            f"{WHAT} {shown}: parallel.{other[0]} is a key of MindSpeed-LLM's FSDP trainer (train_fsdp2.py), whose "
+            "YAMLs are not read"
         )
     layout = _find_layout(document, checkout)
     top = Section(document, shown, what=WHAT)

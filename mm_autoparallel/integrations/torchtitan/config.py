@@ -1,24 +1,32 @@
 """A torchtitan configuration as plain values: [parallelism], [training] and recompute, of TOML or Python.
 
-0.2: sections of a TOML. 0.3: a function of a config_registry.py that returns `Trainer.Config(...)` with values that
-stand there, or the literals of a planned.py that `export` wrote. Nothing is run.
+0.2: sections of a TOML. 0.3, and the newest code, which counts tokens: a function of a config_registry.py that returns
+`Trainer.Config(...)`, or the literals of a planned.py that `export` wrote. Nothing is run.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.files import describe_value, read_text
-from mm_autoparallel.integrations.config_files import section_at
-from mm_autoparallel.integrations.python_text import assigns, read_literal, read_python
+from mm_autoparallel.integrations.config_files import section_at, size_at
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.python_text import assigns, read_literal
 from mm_autoparallel.integrations.toml_text import parse_toml
+from mm_autoparallel.integrations.torchtitan.registry import AGAIN, SECTIONS, Unknown, read_entry
 from mm_autoparallel.validation import nearest
 
+MAIN = "main"
+VERSIONS = ("0.3", "0.2", MAIN)
+"""Generations; the last is the code of August 2026 (b5bcd76), which is in no release."""
+TOKENS, STEP, LENGTH = "num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step", "max_context_length"
+ROUNDS = "num_pp_microbatches"
+_STARTS = re.compile(r"torchtitan\.train\b|\bMODULE=\S+\s+CONFIG=")
 PARALLELISM, TRAINING, RECOMPUTED = "PARALLELISM", "TRAINING", "RECOMPUTED"
 """What the planned.py that `export` writes assigns: sections, and the layers that run again."""
 
@@ -27,7 +35,7 @@ PARALLELISM, TRAINING, RECOMPUTED = "PARALLELISM", "TRAINING", "RECOMPUTED"
 class Config:
     """What decides. recompute: `full`, `none`, `selective`, every how many-th layer, or the layers' names.
 
-    version: the generation, 0.2 or 0.3. notes: what was assumed.
+    version: the generation, of VERSIONS; sections of the newest are in the keys of 0.3. notes: what was assumed.
     """
 
     version: str
@@ -43,6 +51,8 @@ def is_config(path: Path) -> bool:
         if path.suffix == ".toml":
             document = parse_toml(read_text(path, "configuration", "TOML"), str(path))
             return "parallelism" in document or {"training", "model"} <= set(document)
+        if path.suffix == ".sh":
+            return _STARTS.search(read_text(path, "script", "shell")) is not None
         if path.suffix != ".py":
             return False
         text = read_text(path, "file", "Python")
@@ -51,18 +61,32 @@ def is_config(path: Path) -> bool:
         return False
 
 
-def read_config(path: Path, entry: str | None) -> Config:
-    """The configuration at `path`. entry: the function that is meant, where a file has several.
+def read_config(path: Path, given: Given) -> Config:
+    """The configuration at `path`. given: the function that is meant, where a file has several, and files beside it.
 
     Raises JobError naming what cannot be read without running it.
     """
+    if path.suffix == ".sh":
+        raise JobError(
+            f"{path} starts torchtitan with a function of a registry, which is in another file; name that file, and "
+            "the function with --entry; what stands behind --section.key goes into it"
+        )
     if path.suffix != ".toml":
         if assigns(path, PARALLELISM):
-            recomputed = tuple(read_literal(path, RECOMPUTED))
-            return Config("0.3", read_literal(path, PARALLELISM), read_literal(path, TRAINING), recomputed)
-        return _read_registry(path, entry)
+            parallelism, training, recomputed = (read_literal(path, n) for n in (PARALLELISM, TRAINING, RECOMPUTED))
+            return read_literals(parallelism, training, recomputed, str(path))
+        return _read_registry(path, given)
     document, where = parse_toml(read_text(path, "configuration", "TOML"), str(path)), str(path)
     return read_document(document, where)
+
+
+def read_literals(
+    parallelism: Mapping[str, Any], training: Mapping[str, Any], recomputed: Sequence[str], where: str
+) -> Config:
+    """The configuration of what a planned.py assigns."""
+    if ROUNDS not in parallelism:
+        return Config("0.3", parallelism, training, tuple(recomputed))
+    return Config(MAIN, *count_samples(parallelism, training, where), tuple(recomputed))
 
 
 def read_document(document: Mapping[str, Any], where: str) -> Config:
@@ -94,102 +118,67 @@ def check_known(section: Mapping[str, Any], name: str, version: str, where: str)
             raise JobError(f"{where}: {key} is not known there{nearest(str(key), known)}")
 
 
-Sections = dict[str, ast.expr]
-"""`parallelism.tensor_parallel_degree`, or `activation_checkpoint` → the value as the file has it."""
-
-
-def list_entries(path: Path) -> list[str]:
-    """Functions of a registry that return a Trainer.Config, whether they can be read or not."""
-    return [*_find_functions(read_python(path))]
-
-
-def _find_functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None]
-    return {node.name: node for node in found if ast.unparse(node.returns or node) == "Trainer.Config"}
-
-
-def _read_registry(path: Path, entry: str | None) -> Config:
-    found = _find_functions(read_python(path))
-    if entry is not None and entry not in found:
-        raise JobError(f"{path}: --entry {entry}: no function of that name returns a Trainer.Config"
-                       f"{nearest(entry, list(found))}; known are {', '.join(found) or 'none'}")  # fmt: skip
-    if entry is None and len(found) != 1:
-        raise JobError(
-            f"{path}: {len(found)} functions return a Trainer.Config{': ' if found else ''}{', '.join(found)}; say "
-            "which with --entry"
-        )
-    name = entry or next(iter(found))
-    given = _follow(name, found, path, ())
+def _read_registry(path: Path, given: Given) -> Config:
+    """The configuration of a function, in the keys of 0.3 whatever generation it is of."""
+    settings = read_entry(path, given.beside, given.entry)
+    for key, value in settings.items():
+        if isinstance(value, Unknown):
+            raise JobError(f"{value.where}, {key.partition('.')[2]} is known only when the file runs; write the value "
+                           "itself there")  # fmt: skip
     sections = {
-        section: {
-            key.partition(".")[2]: _literal(value, f"{path}: line {value.lineno}, {key}")
-            for key, value in given.items()
-            if key.startswith(f"{section}.")
-        }
-        for section in ("parallelism", "training")
+        name: {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{name}.")}
+        for name in SECTIONS
     }
-    for section, values in sections.items():
-        check_known(values, section, "0.3", f"{path}: {section}")
-    recompute = _read_recompute(given.get("activation_checkpoint"), path)
-    return Config("0.3", sections["parallelism"], sections["training"], recompute, _notes(recompute))
+    texts = (read_text(each, "file", "Python") for each in (path, *given.beside))
+    version = MAIN if any(map(counts_tokens, texts)) else "0.3"
+    for name, values in sections.items():
+        check_known(values, name, version, f"{path}: {name}")
+    recompute = settings.get(AGAIN, "selective")  # Trainer.Config's own default
+    parallelism, training = sections["parallelism"], sections["training"]
+    if version == MAIN:
+        parallelism, training = count_samples(parallelism, training, str(path))
+    return Config(version, parallelism, training, recompute, _notes(recompute))
 
 
-def _follow(name: str, functions: Mapping[str, ast.FunctionDef], path: Path, above: tuple[str, ...]) -> Sections:
-    """What the function `name` says: a call of Config, or another function's with values set over them."""
-    if name not in functions or name in above:
-        raise JobError(f"{path}: {' → '.join((*above, name))}: a function of this file is expected there")
-    body, given, variable = functions[name].body, Sections(), ""
-    for node in body:
-        value = node.value if isinstance(node, (ast.Assign, ast.Return)) else None
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        base = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
-        is_config = isinstance(value, ast.Call) and ast.unparse(value.func) == "Trainer.Config"
-        if is_config or (base in functions and (isinstance(target, ast.Name) or isinstance(node, ast.Return))):
-            assert isinstance(value, ast.Call)
-            given = _sections_of(value, path) if is_config else _follow(base, functions, path, (*above, name))
-            variable = target.id if isinstance(target, ast.Name) else ""
-        elif target is not None and value is not None and ast.unparse(target).startswith(f"{variable}."):
-            given |= _set(ast.unparse(target).partition(".")[2], value, path)
-        elif isinstance(node, ast.Return) and not (isinstance(value, ast.Name) and value.id == variable):
-            raise JobError(f"{path}: line {node.lineno}: what {name} returns is known only when the file runs")
-    if not given:
-        raise JobError(f"{path}: {name} calls no Trainer.Config and no function of this file")
-    return given
+def counts_tokens(text: str) -> bool:
+    """Whether a file's text has a key of the newest code alone."""
+    return any(key in text for key in (TOKENS, STEP, LENGTH, ROUNDS))
 
 
-def _sections_of(call: ast.Call, path: Path) -> Sections:
-    given = Sections()
-    for each in call.keywords:
-        given |= _set(str(each.arg), each.value, path)
-    return given
+def count_samples(
+    parallelism: Mapping[str, Any], training: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both sections in the keys of 0.3, of those of the newest code, which counts tokens where 0.3 counts samples.
+
+    Raises PlanError where a micro-batch, or the batch, is no whole number of samples of max_context_length.
+    """
+    length = size_at(training, LENGTH, where, 2048)
+    rounds = size_at(parallelism, ROUNDS, where) if size_at(parallelism, "pipeline_parallel_degree", where) > 1 else 1
+    tokens = size_at(training, TOKENS, where, 16384)
+    step = training.get(STEP, -1)
+    step = None if step == -1 else size_at(training, STEP, where)
+    for key, count in ((TOKENS, tokens), (STEP, step)):
+        if count is not None and count % length:
+            raise PlanError(f"{where}: {key} {count} is no multiple of {LENGTH} {length}; plans hold whole samples")
+    rest = {key: value for key, value in parallelism.items() if key != ROUNDS}
+    others = {key: value for key, value in training.items() if key not in (LENGTH, TOKENS, STEP)}
+    batches = {"local_batch_size": tokens // length * rounds, "seq_len": length}
+    batches |= {"global_batch_size": step // length} if step else {}
+    return rest | {"pipeline_parallel_microbatch_size": tokens // length}, others | batches
 
 
-def _set(key: str, value: ast.expr, path: Path) -> Sections:
-    """A value that decides, or those of a section; nothing for what a plan does not say."""
-    if key not in ("parallelism", "training"):
-        return {key: value}
-    if not isinstance(value, ast.Call) or value.args or any(each.arg is None for each in value.keywords):
-        raise JobError(f"{path}: line {value.lineno}: {key} is no call with keywords")
-    return {f"{key}.{each.arg}": each.value for each in value.keywords}
-
-
-def _literal(node: ast.expr, where: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, RecursionError, MemoryError):
-        raise JobError(f"{where} is known only when the file runs; write the value itself there") from None
-
-
-def _read_recompute(node: ast.expr | None, path: Path) -> str:
-    if node is None:
-        return "selective"  # Trainer.Config's own default
-    if isinstance(node, ast.Constant) and node.value is None:
-        return "none"
-    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    kinds = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
-    if name not in kinds:
-        raise JobError(f"{path}: line {node.lineno}: activation_checkpoint is {name or 'no call'}; FullAC is planned")
-    return kinds[name]
+def count_tokens(
+    parallelism: Mapping[str, Any], training: Mapping[str, Any], length: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both sections in the keys of the newest code, of those of 0.3: `count_samples` the other way. length: tokens of a
+    sample."""
+    renamed = ("pipeline_parallel_microbatch_size", "local_batch_size", "global_batch_size", "seq_len")
+    sizes = {key: value for key, value in parallelism.items() if key not in renamed}
+    others = {key: value for key, value in training.items() if key not in renamed}
+    local = training["local_batch_size"]
+    mbs = parallelism.get("pipeline_parallel_microbatch_size") or local
+    counts = {TOKENS: mbs * length, STEP: training["global_batch_size"] * length, LENGTH: length}
+    return sizes | {ROUNDS: local // mbs}, others | counts
 
 
 _PARALLELISM = (
@@ -211,5 +200,10 @@ KNOWN = {
     "context_parallel_ptrr_mask_key",
     ("training", "0.2"): f"{_TRAINING} dataset dataset_path dataloader",
     ("training", "0.3"): f"{_TRAINING} disable_cuda_graphs",
+    ("parallelism", MAIN): f"{_PARALLELISM} enable_fsdp_symm_mem enable_sequence_parallel spmd_backend "
+    f"context_parallel_ptrr_mask_key {ROUNDS}".replace("pipeline_parallel_microbatch_size ", ""),
+    ("training", MAIN): f"{TOKENS} {STEP} {LENGTH} {_TRAINING} disable_cuda_graphs".replace(
+        "local_batch_size global_batch_size seq_len ", ""
+    ),
 }
-"""Section, generation → its keys (config/job_config.py of 0.2.2, config/configs.py of 0.3.0)."""
+"""Section, generation → its keys (config/job_config.py of 0.2.2, config/configs.py of 0.3.0 and of b5bcd76)."""

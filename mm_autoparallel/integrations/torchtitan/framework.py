@@ -1,4 +1,4 @@
-"""torchtitan, as it is registered: TOMLs of 0.2, registries of 0.3."""
+"""torchtitan, as it is registered: TOMLs of 0.2, registries of 0.3 and of the newest code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from functools import partial
 
 from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
-
-VERSIONS = ("0.3", "0.2")
 
 
 def _launches() -> Sequence[LaunchKind]:
@@ -19,19 +17,20 @@ def _launches() -> Sequence[LaunchKind]:
 
     return [
         LaunchKind(
-            title="a configuration of torchtitan (TOML of 0.2, or a registry of 0.3)",
+            title="a configuration of torchtitan (TOML of 0.2, or a registry of 0.3 or newer)",
             is_one=is_config,
             find_devices=lambda _: (None, None),
             describe=describe_launch,
             read_plan=read_launch_plan,
             planned_files=planned_files,
             write_plan=partial(write_patched, export_patch, "0.2"),
-            takes=frozenset({"seq_length", "entry"}),
+            takes=frozenset({"seq_length", "entry", "beside"}),
         )
     ]
 
 
 def _exporter() -> Exporter:
+    from mm_autoparallel.integrations.torchtitan.config import VERSIONS
     from mm_autoparallel.integrations.torchtitan.written import CODE, REFUSED, ROUNDED, export_new, export_patch
 
     return Exporter(VERSIONS, CODE, export_new, export_patch, ROUNDED, frozenset(REFUSED))
@@ -42,11 +41,11 @@ def _linter() -> Linter:
     from mm_autoparallel.integrations.config_said import make_linter
     from mm_autoparallel.integrations.file_rules import UNFILLED
     from mm_autoparallel.integrations.torchtitan.config import KNOWN
-    from mm_autoparallel.integrations.torchtitan.said import KEYS, read_said
+    from mm_autoparallel.integrations.torchtitan.said import KEYS, find_version, read_said
     from mm_autoparallel.integrations.torchtitan.written import decide_values
 
     known = {section: names.split() for (section, version), names in KNOWN.items() if version == "0.2"}
-    return make_linter(read_said, KEYS, spell_by(decide_values), known, (UNFILLED,))
+    return make_linter(read_said, KEYS, spell_by(decide_values, find_version), known, (UNFILLED,))
 
 
-FRAMEWORK = Framework("torchtitan 0.2 and 0.3", launches=_launches, exporter=_exporter, linter=_linter)
+FRAMEWORK = Framework("torchtitan 0.2, 0.3 and main", launches=_launches, exporter=_exporter, linter=_linter)

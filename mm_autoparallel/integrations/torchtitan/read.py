@@ -32,7 +32,7 @@ _LAYER = re.compile(r"layers\.(\d{1,5})")
 
 def describe_launch(path: Path, given: Given) -> Described:
     """What the configuration at `path` trains. Raises JobError or PlanError as `read_launch_plan`."""
-    config = read_config(path, given.entry)
+    config = read_config(path, given)
     length = size_at(config.training, "seq_len", str(path), 2048)
     plan = read_launch_plan(path, given)
     given = replace(given, seq_length=given.seq_length or length)
@@ -42,7 +42,7 @@ def describe_launch(path: Path, given: Given) -> Described:
 def read_launch_plan(path: Path, given: Given) -> Plan:
     """The plan that the configuration at `path` runs. Raises JobError naming what nobody says, PlanError naming the key
     that is malformed or says what no plan does."""
-    config, totals = read_config(path, given.entry), read_totals(path, given)
+    config, totals = read_config(path, given), read_totals(path, given)
     beside = path.parent / SCHEDULE
     order = read_text(beside, "schedule", "CSV") if is_there(beside) else None
     return read_plan(config, str(path), totals, need(given.world_size, path, "--world-size"), order)

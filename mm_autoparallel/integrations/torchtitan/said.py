@@ -1,4 +1,4 @@
-"""What a configuration of torchtitan says to `lint`: its keys by quantity, and what goes with what (0.2 and 0.3).
+"""What a configuration of torchtitan says to `lint`: its keys by quantity, and what goes with what, of 0.2 and newer.
 
 Sizes: distributed/parallel_dims.py; rounds of micro-batches: torch's ScheduleInterleaved1F1B.
 """
@@ -13,7 +13,18 @@ from mm_autoparallel.integrations.config_said import Fields, deal, flatten, say
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.said import KeyTable, Said
 from mm_autoparallel.integrations.toml_text import parse_toml
-from mm_autoparallel.integrations.torchtitan.config import KNOWN, Config, read_config, read_document
+from mm_autoparallel.integrations.torchtitan.config import (
+    KNOWN,
+    LENGTH,
+    MAIN,
+    ROUNDS,
+    STEP,
+    TOKENS,
+    Config,
+    counts_tokens,
+    read_config,
+    read_document,
+)
 from mm_autoparallel.integrations.torchtitan.read import read_layers
 
 _P, _T = "parallelism", "training"
@@ -30,14 +41,22 @@ KEYS = {
     "ep": (f"{_P}.expert_parallel_degree",),
     "etp": (f"{_P}.expert_tensor_parallel_degree",),
     "dp": (_SHARDS, _COPIES),
-    "mbs": (_ROUND, _LOCAL),
-    "micro_batches": (_LOCAL,),
-    "global_batch_size": (f"{_T}.global_batch_size",),
-    "seq_length": (f"{_T}.seq_len",),
+    "mbs": (_ROUND, _LOCAL, f"{_T}.{TOKENS}"),
+    "micro_batches": (_LOCAL, f"{_P}.{ROUNDS}", f"{_T}.{TOKENS}"),
+    "global_batch_size": (f"{_T}.global_batch_size", f"{_T}.{STEP}"),
+    "seq_length": (f"{_T}.seq_len", f"{_T}.{LENGTH}"),
     "layers": (_PARTS, f"{_P}.pipeline_parallel_degree"),
     "recompute": ("activation_checkpoint.mode", "activation_checkpoint", "RECOMPUTED"),
     "zero": (_SHARDS,),
 }
+_COUNTS = {
+    "mbs": f"{_T}.{TOKENS}",
+    "micro_batches": f"{_P}.{ROUNDS}",
+    "global_batch_size": f"{_T}.{STEP}",
+    "seq_length": f"{_T}.{LENGTH}",
+}
+"""What the newest code says in their place, most in tokens."""
+_MENDS = {"global_batch_size": f"{_T}.{STEP}, a multiple of {TOKENS} x {ROUNDS} x DP"}
 _LESS = [f"{_P}.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
 _PP, _TP = KEYS["pp"][0], KEYS["tp"][0]
 TABLE = KeyTable(
@@ -58,9 +77,17 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
         config = read_document({**document, **known}, str(path))
         fields = dict(flatten(document))
     else:
-        config = read_config(path, given.entry)
+        config = read_config(path, given)
         fields = dict(flatten({_P: config.parallelism, _T: config.training}))
-    return _say(path, given, config, fields), fields
+    said = _say(path, given, config, fields)
+    return (replace(said, keys={**said.keys, **_COUNTS}, mends=_MENDS) if config.version == MAIN else said), fields
+
+
+def find_version(path: Path) -> str:
+    """The generation whose keys the file at `path` has."""
+    if path.suffix == ".toml":
+        return "0.2"
+    return MAIN if counts_tokens(read_text(path, "file", "Python")) else "0.3"
 
 
 def _known_of(section: object, known: list[str]) -> object:

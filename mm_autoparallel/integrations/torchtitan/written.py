@@ -1,4 +1,4 @@
-"""A plan for torchtitan: planned.py (0.3), a TOML of sections (0.2) or one's own TOML with the plan in it."""
+"""A plan for torchtitan: planned.py (0.3 and newer), a TOML of sections (0.2) or one's own TOML with the plan in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.toml_text import parse_toml, set_toml_values
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
-from mm_autoparallel.integrations.torchtitan.config import PARALLELISM, RECOMPUTED, TRAINING, Config, read_document
+from mm_autoparallel.integrations.torchtitan.config import (
+    MAIN,
+    PARALLELISM,
+    RECOMPUTED,
+    TRAINING,
+    Config,
+    count_tokens,
+    read_document,
+    read_literals,
+)
 from mm_autoparallel.integrations.torchtitan.read import MULTI, ROTATIONS, SCHEDULE, SCHEDULES, VISION, read_plan
 from mm_autoparallel.planner.plan import Plan
 
@@ -97,7 +106,7 @@ def export_new(plan: Plan, target: Target) -> Exported:
     kept = {name: {key: each for key, each in values.items() if each is not None} for name, values in sections.items()}
     literals = {PARALLELISM: kept["parallelism"], TRAINING: kept["training"], RECOMPUTED: recomputed}
     text = header + _IMPORTS + "".join(_format(name, value) for name, value in literals.items()) + _CODE
-    config = Config("0.3", kept["parallelism"], kept["training"], tuple(recomputed))
+    config = read_literals(kept["parallelism"], kept["training"], recomputed, CODE)
     return _export(run, target, {Path(CODE): text}, config, told)
 
 
@@ -211,6 +220,13 @@ def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, dict[str, Any]]
         sections["activation_checkpoint"] = {"mode": "full" if recomputed else "none"}
     elif is_pipeline:
         training["disable_cuda_graphs"] = True
+    if target.version == MAIN:
+        if target.job is None:
+            raise PlanError(
+                f"plan: torchtitan's {MAIN} counts tokens, and the plan's file has no sequence length; give --job"
+            )
+        length = target.job.workload.seq_length
+        sections["parallelism"], sections["training"] = count_tokens(parallelism, training, length)
     return run, sections, recomputed, tuple(told)
 
 
