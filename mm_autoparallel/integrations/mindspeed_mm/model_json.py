@@ -80,11 +80,11 @@ def place_layers(text: str, layers: Counts, recompute: Counts, num_stages: int) 
 
 
 def read_placement(
-    path: Path, model: Model, num_stages: int, num_chunks: int, whole: str = ""
+    path: Path, model: Model, num_stages: int, num_chunks: int, whole: tuple[str, ...] = ()
 ) -> tuple[Counts, Counts]:
     """Layers and recomputed layers of each modality per virtual stage, as the model.json at `path` has them.
 
-    whole: a modality that every device holds, of which no stage then has layers.
+    whole: modalities that every device holds, of which no stage then has layers.
     Raises PlanError where the lists do not fit the stages or the model, or the recompute is not of whole layers.
     """
     document = read_document(path, "model file")
@@ -94,13 +94,13 @@ def read_placement(
         where = ".".join(SECTIONS[modality.name])
         section = _part(document, SECTIONS[modality.name])
         number = modality.layers.num_layers
-        if modality.name == whole:
+        if modality.name in whole:
             if section.get(LAYERS_KEY, [number]) != [number]:
                 raise PlanError(
                     f"model file {path}: {where}.{LAYERS_KEY} is {describe_value(section[LAYERS_KEY])}; every device "
                     f"holds all of it, so [{number}] is expected"
                 )
-            layers[whole] = recompute[whole] = (0,) * num_stages
+            layers[modality.name] = recompute[modality.name] = (0,) * num_stages
             continue
         if LAYERS_KEY in section or num_stages > 1:
             counts = _read_counts(path, f"{where}.{LAYERS_KEY}", section.get(LAYERS_KEY), num_stages, num_chunks)
