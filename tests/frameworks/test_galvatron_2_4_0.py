@@ -110,6 +110,11 @@ def test_the_command_writes_what_it_scores(tmp_path: Path, capsys: pytest.Captur
     assert found["status"] == "proven"
     assert main(["galvatron-score", str(out), *words_of(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == found["step_s"]
+    # its parser's other spellings, and what no figure depends on
+    words = ["-s" if word == "--seq_length" else word for word in words_of()]
+    words += ["-a", "32", "--make-vocab-size-divisible-by", "128", "--max_predictions_per_seq", "20"]
+    assert main(["galvatron-score", str(out), *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == found["step_s"]
 
 
 def test_models_are_known_by_name_or_by_flags() -> None:

@@ -16,7 +16,7 @@ from mm_autoparallel.model.profiles import shipped
 from mm_autoparallel.model.profiles.operators.base import OperatorBase, base_path
 from mm_autoparallel.model.profiles.operators.times import OperatorTimes
 from mm_autoparallel.model.profiles.store import hash_model, read_profile
-from mm_autoparallel.model.profiles.traced import is_shipped, read_trace, read_traces
+from mm_autoparallel.model.profiles.traced import OPERATOR_COLUMNS, is_shipped, read_trace, read_traces
 from mm_autoparallel.model.readers.job_file import read_job
 
 LARGEST_BYTES = 10_000_000
@@ -40,6 +40,10 @@ DIVIDED = {
 
 LACKING = {"deepseek_v3/job.yaml": {"text_mtp"}}
 """Kinds of blocks that the classes of transformers do not have."""
+
+
+OLDER = {"qwen3_lm-30b_a3b-13f74c1b"}
+"""Models whose traces were made before operators said how they were called, all but TP 1 with MBS 1."""
 
 
 def shipped_files(repository: Path) -> list[Path]:
@@ -156,3 +160,28 @@ def test_an_installed_package_has_them_within(tmp_path: Path, monkeypatch: pytes
     assert shipped.shipped_models() == ("some-model-00000000",)
     monkeypatch.chdir(tmp_path)
     assert shipped.shipped_store() == Path("site-packages/mm_autoparallel/subgraph_profiles")
+
+
+def test_every_operator_says_how_it_was_called(repository: Path) -> None:
+    """All but collectives, whose sizes say it. OLDER traces say it of none."""
+    older = {path.parent.name for path in (repository / "subgraph_profiles/shipped/traced").glob("*/*.json")} & OLDER
+    assert older == OLDER
+    for path in (repository / "subgraph_profiles/shipped/traced").glob("*/*.json"):
+        if path.parent.name in OLDER:
+            continue
+        rows = [row for entry in json.loads(path.read_text())["entries"] for row in entry["operators"]]
+        bare = {row[1] for row in rows if row[2] != "collective" and len(row) == len(OPERATOR_COLUMNS)}
+        assert (path, bare) == (path, set())
+
+
+def test_divided_sequences_are_handed_on_in_parts(repository: Path) -> None:
+    """What a stem hands on at TP N is an Nth of the whole, where sequences are divided."""
+    whole: dict[tuple[str, str, int], set[int]] = {}
+    for path in (repository / "subgraph_profiles/shipped/traced").glob("*/*.json"):
+        for entry in json.loads(path.read_text())["entries"]:
+            if entry["kind"].endswith("_pre"):
+                parts = entry["tp"] if entry["sequence_parallel"] else 1
+                key = (path.parent.name, entry["kind"], entry["mbs"])
+                whole.setdefault(key, set()).add(parts * entry["output_bytes"])
+    assert len(whole) > 30
+    assert {key: sizes for key, sizes in whole.items() if len(sizes) > 1} == {}
