@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.api.imported import import_launch
+from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.errors import PlanError
 
 FLAGS = (
@@ -58,3 +59,13 @@ def test_what_would_be_another_plan_is_refused(flag: str, told: str, tmp_path: P
     path.write_text(HANDED.replace("FLAGS", f"{FLAGS} {flag}"))
     with pytest.raises(PlanError, match=told):
         import_launch(path, device="h100-80g")
+
+
+def test_scripts_of_another_entry_are_looked_at_by_themselves(tmp_path: Path) -> None:
+    """Where the framework is named; they are no files of the script before them."""
+    paths = [tmp_path / "one.slurm", tmp_path / "other.sh"]
+    for path, entry in zip(paths, ("pretrain_gpt.py", "pretrain_qwen.py"), strict=True):
+        path.write_text(HANDED.replace("FLAGS", f"{FLAGS} --num-experts 3").replace("pretrain_gpt.py", entry))
+    found = lint_files(paths, framework="megatron-core")
+    assert list(found.files) == paths
+    assert {one.path for one in found.findings} == {*paths}
