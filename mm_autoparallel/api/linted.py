@@ -17,6 +17,7 @@ from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding, Linter, Rule, Severity, find_line
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.key_lines import read_key_lines
+from mm_autoparallel.integrations.launch_script import SUFFIXES
 from mm_autoparallel.lint import plan_rules
 from mm_autoparallel.lint.study import Advice, Study
 from mm_autoparallel.validation import nearest
@@ -138,6 +139,8 @@ def _group(paths: Sequence[Path], framework: str | None) -> list[tuple[Path, tup
 
 
 def _is_launch(path: Path, framework: str | None) -> bool:
+    if framework is not None and path.suffix and path.suffix in SUFFIXES:
+        return True  # a script of another entry, which the framework was named for
     try:
         return find_kind(path, framework)[1].is_one(path)
     except JobError:

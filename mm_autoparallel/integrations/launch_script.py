@@ -25,6 +25,9 @@ _COUNTED_LINES = re.compile(r"(?:\$\(|`) *wc +-l +[^|<)`]+[)`]")
 MAX_SCRIPT_BYTES = 1_000_000
 """Assumed: a hundred times the longest known."""
 
+SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", "")
+"""Of shell scripts, those for a queue among them."""
+
 _DEVICES = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--local_worker_num")
 """Flags of launchers that say how many devices there are."""
 

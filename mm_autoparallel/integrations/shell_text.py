@@ -33,6 +33,10 @@ _STARTED = (
     r"(?:(?:[ \t]|\\\r?\n)+[\"']?(?P<config>\$\{?\w{1,100}\}?(?=[\"'\s\\]|$)|[\w./-]{1,200}\.ya?ml))?"
 )
 """A launcher, its own flags, the file it starts, and a configuration behind that."""
+_HANDED = (
+    r"(?:\$\{?\w{1,100}\}?[ \t]{1,20}|=[\"'](?:\s|\\\r?\n){0,20})(?P<entry>[\w./-]{1,200}\.py)(?![\w.])(?P<config>)"
+)
+"""The file behind a variable that holds the launcher, or first in a variable that is handed to it."""
 
 _REFERENCE = re.compile(r"^\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})$")
 _COMMENT = re.compile(r"^[ \t]*#[^\n]*|[ \t]#[^\"'\n]*", re.MULTILINE)
@@ -102,9 +106,10 @@ class LaunchScript:
             yield match["flag"], words
 
     def started(self) -> tuple[Word, str | None] | None:
-        """The last Python file that it starts, and the YAML file named right behind; None where it starts none."""
+        """The last Python file that it starts, and the YAML file named right behind; None where it starts none. Where
+        no launcher stands before one, those behind variables."""
         started = None
-        for match in self.find(_STARTED):
+        for match in [*self.find(_STARTED)] or [*self.find(_HANDED)]:
             config = self.follow(match["config"] or "")
             started = _unquote(match, "entry"), config if config.endswith((".yaml", ".yml")) else None
         return started

@@ -90,7 +90,7 @@ def main(
     if arguments.environment is None or not (arguments.environment / "bin" / "python").exists():
         print(f"{framework}: no environment is given; nothing was checked")
         return 0
-    rng, counts, wrong = random.Random(arguments.seed), Counter[str](), []
+    rng, counts, wrong = random.Random(arguments.seed), Counter[str](), list[str]()
     probe = Probe(arguments.environment, probe_name or framework.replace("-", "_"))
     back = read_back or find_exporter(framework, version or None)[0].read_back
     with tempfile.TemporaryDirectory() as place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -56,14 +57,12 @@ def give(takes: frozenset[str], plan: Plan, job: Job, folder: Path) -> Given:
     """What a person says beside the files that were written."""
     model = folder / "model.json"
     model.write_text(json.dumps(job.model.model_dump(mode="json")))
-    beside = {
-        "seq_length": job.workload.seq_length,
-        "global_batch_size": plan.global_batch_size,
-        "micro_batch_size": plan.strategy.mbs,
-    }
-    return Given(
-        model, world_size=plan.strategy.world_size, **{key: value for key, value in beside.items() if key in takes}
-    )
+    given = Given(model, world_size=plan.strategy.world_size)
+    if "seq_length" in takes:
+        given = replace(given, seq_length=job.workload.seq_length)
+    if "global_batch_size" in takes:
+        given = replace(given, global_batch_size=plan.global_batch_size)
+    return replace(given, micro_batch_size=plan.strategy.mbs) if "micro_batch_size" in takes else given
 
 
 @pytest.mark.parametrize("framework", EXPORTERS)

@@ -11,7 +11,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations import file_rules as shared
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding
-from mm_autoparallel.integrations.launch_script import WORLD, find_devices
+from mm_autoparallel.integrations.launch_script import SUFFIXES, WORLD, find_devices
 from mm_autoparallel.integrations.megatron_core import file_rules as rules
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
@@ -127,7 +127,7 @@ def _look_at_spelling(launch: Launch, flag: str) -> Iterator[Finding]:
 
 def _look_at_assignments(launch: Launch) -> Iterator[Finding]:
     script, text = launch.script, launch.script.text
-    if launch.path.suffix not in (".sh", ".bash", ""):
+    if launch.path.suffix not in SUFFIXES:
         return
     names = {name for flag in _SIZED for word in _values(script, flag) for name in script.names_in(word.text)}
     for name in sorted(names):

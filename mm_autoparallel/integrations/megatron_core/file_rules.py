@@ -57,6 +57,7 @@ OF_KIND = (
 
 _OLD = {
     flags.OLD_FULL: f"{_FULL} {flags.METHOD} uniform {flags.RECOMPUTED} 1",
+    flags.OLD_METHOD: f"{_FULL} {flags.METHOD} uniform {flags.RECOMPUTED} 1",
     "--batch-size": flags.MICRO_BATCH,
     "--model-parallel-size": flags.TENSOR,
     "--warmup": "--lr-warmup-fraction",

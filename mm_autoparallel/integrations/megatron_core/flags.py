@@ -52,6 +52,8 @@ RECOMPUTED = "--recompute-num-layers"
 MODULES = "--recompute-modules"
 OLD_SELECTIVE = "--recompute-activations"
 OLD_FULL = "--checkpoint-activations"
+OLD_METHOD = "--activations-checkpoint-method"
+"""Of 2021 and 2022: all layers recompute, by this method."""
 OFFLOAD = "--fine-grained-activation-offloading"
 OFFLOADED = "--offload-modules"
 MODULE_NAMES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")

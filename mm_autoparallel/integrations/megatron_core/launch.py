@@ -19,6 +19,7 @@ from mm_autoparallel.integrations.accounting import Lost
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import describe_other_devices
 from mm_autoparallel.integrations.launch_script import (
+    SUFFIXES,
     check_numbers,
     check_shared_variables,
     find_broken_arithmetic,
@@ -61,7 +62,7 @@ def is_launch(path: Path) -> bool:
     """Whether the script at `path` starts Megatron-LM's pretrain_gpt.py, or the YAML there has MODEL_ARGS."""
     if path.suffix in _YAML:
         return re.search(rf"^{MODEL_ARGS}:", read_text(path, "launch file", "YAML file"), re.MULTILINE) is not None
-    if path.suffix not in (".sh", ".bash", ""):
+    if path.suffix not in SUFFIXES:
         return False
     script = read_launch_script(path)
     started = script.started()

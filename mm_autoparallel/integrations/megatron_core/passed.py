@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.integrations.launch_script import WORLD
+from mm_autoparallel.integrations.launch_script import SUFFIXES, WORLD
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.shell_text import LaunchScript
 
@@ -26,7 +26,7 @@ class Passed:
     @property
     def where(self) -> str:
         """What messages call it."""
-        is_script = self.script.path.suffix in ("", ".sh", ".bash")
+        is_script = self.script.path.suffix in SUFFIXES
         return f"{'launch script' if is_script else 'configuration'} {self.script.path}"
 
     def has(self, flag: str) -> bool:

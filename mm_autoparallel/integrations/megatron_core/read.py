@@ -23,6 +23,9 @@ _STRANGERS = {
     flags.TORCH_FSDP: "shards with torch FSDP2, which is not read; pass --use-megatron-fsdp or take it out",
     flags.OFFLOAD: "moves modules of every layer to the host, which no plan says; take it out",
     flags.OLD_FULL: f"is no longer valid in Megatron-LM, which ends with an error; pass {flags.GRANULARITY} full",
+    flags.OLD_METHOD: f"is of old releases of Megatron-LM; pass {flags.GRANULARITY} full, {flags.METHOD} and "
+    f"{flags.RECOMPUTED}",
+    "--deepspeed": "trains by DeepSpeed's engine, whose own configuration says ZeRO and stages; import that",
     "--cpu-offloading-num-layers": "moves layers' activations to the host by number, which no plan says; take it out",
     "--hybrid-context-parallel": "divides each sequence in its own way, which no plan says; take it out",
     **dict.fromkeys(

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from mm_autoparallel.integrations.export import only
 from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.launch_script import read_launch_script
+from mm_autoparallel.integrations.launch_script import SUFFIXES, read_launch_script
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY, is_mindspeed, patch_launch
 from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_flags
 from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
@@ -20,7 +20,7 @@ _CHECKED = ("read back: the flags as written give the plan that they are said to
 
 def is_launch(path: Path) -> bool:
     """Whether the script at `path` starts posttrain_gpt.py, or pretrain_gpt.py with flags of MindSpeed-LLM alone."""
-    if path.suffix not in (".sh", ".bash", ""):
+    if path.suffix not in SUFFIXES:
         return False
     script = read_launch_script(path)
     started = script.started()

@@ -37,7 +37,7 @@ def _models() -> Sequence[ModelForm]:
 
 
 def _launches() -> Sequence[LaunchKind]:
-    from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
+    from mm_autoparallel.integrations.launch_script import SUFFIXES, find_devices, read_launch_script
     from mm_autoparallel.integrations.mindspeed_mm.script_files import (
         describe_script,
         planned_files,
@@ -48,7 +48,7 @@ def _launches() -> Sequence[LaunchKind]:
     return [
         LaunchKind(
             title="a launch script of MindSpeed-MM (.sh)",
-            is_one=lambda path: path.suffix in (".sh", ".bash", ""),
+            is_one=lambda path: path.suffix in SUFFIXES,
             find_devices=lambda path: find_devices(read_launch_script(path)),
             describe=describe_script,
             read_plan=read_script_plan,

@@ -230,7 +230,11 @@ def _value(node: ast.expr, scope: _Scope) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        pass
+        return _computed(node, scope)
+
+
+def _computed(node: ast.expr, scope: _Scope) -> Any:
+    """`_value` of what is no literal."""
     if isinstance(node, ast.Name):
         return scope.names.get(node.id, Unknown(scope.at(node)))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):

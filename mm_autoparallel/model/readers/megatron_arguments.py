@@ -96,6 +96,7 @@ def _read_layers(part: Section) -> Layers:
     usual = int(4 * width * 2 / 3) // 64 * 64 if part.flag("swiglu", False) else 4 * width
     ffn_size = part.count("ffn_hidden_size", usual)
     norm = part.text("normalization", "LayerNorm")
+    norm = next((known for known in _NORMS if known.lower() == norm.lower()), norm)  # Megatron-DeepSpeed: rmsnorm
     if norm not in _NORMS:
         raise part.refuse("normalization", f"one of {', '.join(_NORMS)} is expected")
     bias = part.flag("add_bias_linear", not part.flag("disable_bias_linear", False))

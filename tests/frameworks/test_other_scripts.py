@@ -1,0 +1,71 @@
+"""Launch scripts as others write them: launchers in variables, queues' files, flags of old releases and of forks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.api.imported import import_launch
+from mm_autoparallel.api.linted import lint_files
+from mm_autoparallel.errors import PlanError
+
+FLAGS = (
+    "--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
+    "--micro-batch-size 1 --global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+    "--vocab-size 512 --bf16"
+)
+HANDED = """#!/bin/bash
+#SBATCH --nodes=1
+GPUS_PER_NODE=8
+CMD=" \\
+    /code/pretrain_gpt.py \\
+    FLAGS"
+export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node $GPUS_PER_NODE --nnodes 1"
+srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
+"""
+BEHIND = """LAUNCHER="deepspeed --num_gpus 8"
+SIZES="--nproc_per_node 8 --nnodes 1"
+CMD="$LAUNCHER pretrain_gpt.py FLAGS"
+$CMD
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("train.slurm", HANDED), ("train.sbatch", HANDED), ("train.sh", BEHIND)])
+def test_launchers_stand_in_variables(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text.replace("FLAGS", FLAGS))
+    found = import_launch(path, device="h100-80g")
+    assert found.framework == "megatron-core"
+    strategy = found.estimate.plan.strategy
+    assert (strategy.pp, strategy.tp, strategy.dp) == (2, 2, 2)
+
+
+def test_norms_are_spelt_in_small_letters_too(tmp_path: Path) -> None:
+    path = tmp_path / "train.slurm"
+    path.write_text(HANDED.replace("FLAGS", f"{FLAGS} --normalization rmsnorm"))
+    assert import_launch(path, device="h100-80g").job.model.text.layers.norm == "rms"
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--deepspeed", "--deepspeed trains by DeepSpeed's engine, whose own configuration says ZeRO and stages"),
+        ("--activations-checkpoint-method uniform", "is of old releases of Megatron-LM; pass --recompute-granularity"),
+    ],
+)
+def test_what_would_be_another_plan_is_refused(flag: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.slurm"
+    path.write_text(HANDED.replace("FLAGS", f"{FLAGS} {flag}"))
+    with pytest.raises(PlanError, match=told):
+        import_launch(path, device="h100-80g")
+
+
+def test_scripts_of_another_entry_are_looked_at_by_themselves(tmp_path: Path) -> None:
+    """Where the framework is named; they are no files of the script before them."""
+    paths = [tmp_path / "one.slurm", tmp_path / "other.sh"]
+    for path, entry in zip(paths, ("pretrain_gpt.py", "pretrain_qwen.py"), strict=True):
+        path.write_text(HANDED.replace("FLAGS", f"{FLAGS} --num-experts 3").replace("pretrain_gpt.py", entry))
+    found = lint_files(paths, framework="megatron-core")
+    assert list(found.files) == paths
+    assert {one.path for one in found.findings} == {*paths}
