@@ -14,15 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders
-from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, lead_ms
+from mm_autoparallel.pipeline.placement.bounds.bound import Stopped
+from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, decoder_beside, lead_ms, list_cuts
 from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
+from mm_autoparallel.pipeline.placement.bubbles.starts import list_starts
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices, list_tasks
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 Floats = NDArray[np.float64]
 
@@ -84,17 +89,20 @@ def place_encoded(
     def stop() -> bool:
         return time.monotonic() > deadline or should_stop()
 
-    decoder = decoder_on_devices(problem)
+    decoder = decoder_beside(problem)
     reason = _explain_own(problem)
     if reason:
         return EncodedResult(problem, "infeasible", infeasible_result(reason), np.inf, np.inf, 0.0, reason=reason)
     limit_s = None if time_limit_s is None else DECODER_FRACTION * time_limit_s
     room_ms = max(0.0, cutoff_ms - lead_ms(problem))
     found = place(decoder, limit_s, should_stop, cutoff_ms=room_ms, gap_fraction=gap_fraction)
-    lower_ms = bound_all(problem, found.lower_bound_ms)
+    cuts, lower_ms = _bound(problem, bound_all(problem, found.lower_bound_ms), stop)
     search = Search(problem, lower_ms, stop, on_better, gap_fraction)
     if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
         search.look(found.placement, found.lower_bound_ms if search.is_free else found.step_ms)
+        if cuts is not None and not search.is_free:
+            for start in list_starts(cut_into_units(decoder), cuts, lower_ms):
+                search.look(start, simulate(decoder, start).step_ms)
         for reserve in _reserves(search, decoder, found.placement):
             other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)
             if other.placement is not None:
@@ -118,6 +126,23 @@ def _explain_own(problem: EncodedProblem) -> str:
     return ""
 
 
+def _bound(
+    problem: EncodedProblem, known_ms: float, should_stop: Callable[[], bool]
+) -> tuple[Cuts | None, float]:
+    """The ways to cut the decoder's chain, and a step of at least known_ms that no placement and order goes below."""
+
+    def look() -> None:
+        if should_stop():
+            raise Stopped
+
+    cuts = None
+    try:
+        cuts = list_cuts(problem, look)
+        return cuts, known_ms if cuts is None else cuts.bound(known_ms, look)
+    except Stopped:
+        return cuts, known_ms
+
+
 def _left_s(deadline: float) -> float | None:
     left_s = DECODER_FRACTION * (deadline - time.monotonic())
     return None if np.isinf(deadline) else max(0.0, left_s)
@@ -133,9 +158,10 @@ def _reserves(search: Search, decoder: Problem, placement: Placement) -> Iterato
     if words is None or step_ms >= search.step_ms:
         return
     kept = np.array([free.encoders_bytes(words, stage) for stage in range(decoder.num_stages)])
+    alone = decoder_on_devices(search.problem)
     for part in (1.0, 0.75, 0.5, 0.35, 0.25, 0.15):
         before = search.step_ms
-        static = np.array(decoder.stage_static_bytes) + part * kept
+        static = np.maximum(decoder.stage_static_bytes, np.array(alone.stage_static_bytes) + part * kept)
         yield replace(decoder, stage_static_bytes=tuple(static.tolist()))
         if search.should_stop() or (np.isfinite(search.step_ms) and search.step_ms >= before):
             return
