@@ -1,7 +1,8 @@
 """Place a decoder's layers and order the work of its encoders beside it, with a bound on all other ways.
 
-The decoder is placed first, by itself, and its bound raised by what encoders need before and after it: that bounds
-every placement. Then words are built, improved and, where they do not reach the bound, looked for by CP-SAT.
+The decoder is placed first, by itself, and its bound raised by what encoders need before and after it, and by all ways
+to cut its chain with them: that bounds every placement. Then words are built, improved and, where they do not reach the
+bound, looked for by CP-SAT.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, decoder_beside, lead_ms, list_cuts
 from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
-from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
+from mm_autoparallel.pipeline.placement.bubbles.search import MOVES_PER_TASK, RUNS, Search
 from mm_autoparallel.pipeline.placement.bubbles.starts import list_starts
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
@@ -77,8 +79,8 @@ def place_encoded(
 ) -> EncodedResult:
     """The fastest order of `problem` that fits its devices, with a bound on all others.
 
-    time_limit_s: wall time after which the best so far is returned; without one the search ends where it is proven, or
-    where its largest effort has not closed the gap. cutoff_ms: where nothing is below it, it ends with no order;
+    time_limit_s: wall time after which the best so far is returned: until then rounds go on with growing effort, unless it
+    is proven; without one the first is the last. cutoff_ms: where nothing is below it, it ends with no order;
     gap_fraction: it may end this close to the best. Raises JobError where the problem contradicts itself.
     """
     check_encoders(problem)
@@ -99,17 +101,23 @@ def place_encoded(
     cuts, lower_ms = _bound(problem, bound_all(problem, found.lower_bound_ms), stop)
     search = Search(problem, lower_ms, stop, on_better, gap_fraction)
     if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
-        search.look(found.placement, found.lower_bound_ms if search.is_free else found.step_ms)
+        starts = [found.placement]
         if cuts is not None and not search.is_free:
-            for start in list_starts(cut_into_units(decoder), cuts, lower_ms):
-                search.look(start, simulate(decoder, start).step_ms)
+            starts += list_starts(cut_into_units(decoder), cuts, lower_ms)
+        _look_at(search, decoder, starts, found.lower_bound_ms, 0)
         for reserve in _reserves(search, decoder, found.placement):
             other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)
             if other.placement is not None:
                 search.look(other.placement, found.lower_bound_ms if search.is_free else other.step_ms)
-        search.climb(decoder, found.lower_bound_ms)
-        search.solve()
-        search.close(decoder, found)
+        for number in count():
+            if number:
+                _look_at(search, decoder, starts, found.lower_bound_ms, number)
+            search.climb(decoder, found.lower_bound_ms, number)
+            search.solve(number)
+            search.close(decoder, found, number)
+            is_enough = search.is_done or search.lower_ms >= cutoff_ms * (1.0 - gap_fraction)
+            if is_enough or time_limit_s is None or stop():
+                break
     return replace(_result(problem, found, search), solve_s=time.monotonic() - began)
 
 
@@ -124,6 +132,16 @@ def _explain_own(problem: EncodedProblem) -> str:
                 f"limit is {encoder.limit_bytes:,.0f}"
             )
     return ""
+
+
+def _look_at(search: Search, decoder: Problem, starts: list[Placement], decoder_ms: float, number: int) -> None:
+    """Order the work of each placement, with twice the effort of the round before. decoder_ms: no order of the decoder
+    alone takes less."""
+    for start in starts:
+        if search.is_done or search.should_stop():
+            return
+        alone_ms = decoder_ms if search.is_free else simulate(decoder, start).step_ms
+        search.look(start, alone_ms, RUNS * 2**number, MOVES_PER_TASK * 2**number)
 
 
 def _bound(
