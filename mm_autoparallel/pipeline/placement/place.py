@@ -50,8 +50,8 @@ def place(
     the best. on_better: called with each better placement and its step.
     hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
     reached meanwhile; a placement found before may then be above it, and is still told. methods: those that may be
-    used, in their order; where some are left out, a search without a limit may have no end. first_cuts: paths of the same
-    graph that are known.
+    used, in their order; where some are left out, a search without a limit may have no end. first_cuts: paths of the
+    same graph that are known.
     Raises JobError where the problem contradicts itself (pins against the order).
     """
     if problem.encoders:

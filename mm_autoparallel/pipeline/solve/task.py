@@ -61,8 +61,8 @@ def solve(
     known_paths: KnownPaths | None = None,
 ) -> Answer:
     """Place the task's problem; the same task gives the same answer, unless it is stopped, runs out of time, is told a
-    lower cutoff or begins with what others found. on_better: called with every better placement. known_paths: what tasks
-    before it found, and where this one adds to it.
+    lower cutoff or begins with what others found. on_better: called with every better placement. known_paths: what
+    tasks before it found, and where this one adds to it.
     """
     result = place(
         task.problem,

@@ -30,7 +30,6 @@ from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
-
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
 LESS = 0.999
 

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Those of one decoder with one chunk a stage, whose micro-batches are equal, whatever the order of encoders' passes.
+    """Those of a decoder with one chunk a stage, whose micro-batches are equal, whatever the order of encoders' passes.
 
     loads, rest: see `least_loads` and `least_rest`.
     """
@@ -27,7 +27,7 @@ class Cuts:
     rest: Floats
 
     @classmethod
-    def list(cls, units: Units, beside: Beside, look: Look) -> Cuts | None:
+    def of_units(cls, units: Units, beside: Beside, look: Look) -> Cuts | None:
         """None where intervals are too many. Raises what `look` does."""
         if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
             return None

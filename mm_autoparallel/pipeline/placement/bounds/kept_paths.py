@@ -15,9 +15,9 @@ Beside encoders all this lies behind their lead, and their way back follows it. 
 may lie where that stage waits, but on some paths it does not:
 
     early        their forwards there precede the last forward, from which the path goes on through the later stages:
-                     early + M L - c B + after + back before,  c backwards between the last forward and the last backward
+                     early + M L - c B + after + back before,   c backwards from the last forward to the last backward
     late         their backwards there follow the first backward, which waits for the later stages:
-                     forward before + M L - w F + after + late,  w forwards between the first forward and the first backward
+                     forward before + M L - w F + after + late,   w forwards from the first one to the first backward
     all          M L and all their passes there
 
 Under a step, `winding` says of each stage how long the stages from it on may take in the mean of any number of them,

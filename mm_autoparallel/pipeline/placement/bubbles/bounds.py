@@ -131,7 +131,7 @@ def list_cuts(problem: EncodedProblem, look: Look) -> Cuts | None:
         return None
     loads = encoder_loads_ms(problem)[: decoder.num_stages]
     beside = Beside(lead_ms(problem), way_back_ms(problem), *np.ascontiguousarray(loads.T))
-    return Cuts.list(cut_into_units(decoder), beside, look)
+    return Cuts.of_units(cut_into_units(decoder), beside, look)
 
 
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:

@@ -79,8 +79,8 @@ def place_encoded(
 ) -> EncodedResult:
     """The fastest order of `problem` that fits its devices, with a bound on all others.
 
-    time_limit_s: wall time after which the best so far is returned: until then rounds go on with growing effort, unless it
-    is proven; without one the first is the last. cutoff_ms: where nothing is below it, it ends with no order;
+    time_limit_s: wall time after which the best so far is returned: until then rounds of growing effort go on, unless
+    it is proven; without one the first is the last. cutoff_ms: where nothing is below it, it ends with no order;
     gap_fraction: it may end this close to the best. Raises JobError where the problem contradicts itself.
     """
     check_encoders(problem)
@@ -144,9 +144,7 @@ def _look_at(search: Search, decoder: Problem, starts: list[Placement], decoder_
         search.look(start, alone_ms, RUNS * 2**number, MOVES_PER_TASK * 2**number)
 
 
-def _bound(
-    problem: EncodedProblem, known_ms: float, should_stop: Callable[[], bool]
-) -> tuple[Cuts | None, float]:
+def _bound(problem: EncodedProblem, known_ms: float, should_stop: Callable[[], bool]) -> tuple[Cuts | None, float]:
     """The ways to cut the decoder's chain, and a step of at least known_ms that no placement and order goes below."""
 
     def look() -> None:
@@ -191,6 +189,8 @@ def _result(problem: EncodedProblem, found: PlacementResult, search: Search) -> 
         none_fits = found.status == "infeasible" or np.isinf(search.lower_ms)
         status: Status = "infeasible" if none_fits else "unknown"
         reason = found.reason
+        if found.status == "infeasible" and any(any(each.activation_bytes) for each in problem.encoders):
+            reason += "; what a pass of each encoder keeps beside a full stage is counted"
         if found.placement is not None and none_fits:
             reason = "memory: the decoder fits, and beside it no order of its encoders' work does, wherever layers lie"
         elif found.placement is not None and not search.should_stop():

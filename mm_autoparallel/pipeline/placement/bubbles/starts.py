@@ -19,7 +19,7 @@ EXCESSES = (1e-4, 3e-3, 1e-2, 2e-2, 4e-2)
 
 def list_starts(units: Units, cuts: Cuts, lower_ms: float) -> Iterator[Placement]:
     """Those that fit, of the least work that steps near lower_ms leave open. units: of the decoder."""
-    seen = set()
+    seen: set[tuple[int, ...]] = set()
     for excess in EXCESSES:
         boundaries = cuts.lightest(lower_ms * (1.0 + excess))
         if boundaries is None or tuple(boundaries) in seen:
