@@ -19,12 +19,12 @@ Floats = NDArray[np.float64]
 class Cuts:
     """Those of a decoder with one chunk a stage, whose micro-batches are equal, whatever the order of encoders' passes.
 
-    loads, rest: see `least_loads` and `least_rest`.
+    loads_ms, rest_ms: see `least_loads` and `least_rest`.
     """
 
     of: OneChunk
-    loads: Floats
-    rest: Floats
+    loads_ms: Floats
+    rest_ms: Floats
 
     @classmethod
     def of_units(cls, units: Units, beside: Beside, look: Look) -> Cuts | None:
@@ -37,21 +37,21 @@ class Cuts:
 
     def bound(self, floor_ms: float, look: Look) -> float:
         """A step, at least `floor_ms`, that none goes below; infinite where none fits. Raises what `look` does."""
-        if np.isinf(self.rest[0, 0]):
+        if np.isinf(self.rest_ms[0, 0]):
             return np.inf
 
         def is_possible(step_ms: float) -> bool:
-            return can_take(self.of, self.loads, self.rest, step_ms)
+            return can_take(self.of, self.loads_ms, self.rest_ms, step_ms)
 
         return least_step(floor_ms, is_possible, look).step_ms
 
     def lightest(self, step_ms: float) -> list[int] | None:
         """Boundaries in units [P + 1] of the least work, of stages that `step_ms` leaves open; None where there are
         none."""
-        is_open = open_stretches(self.of, self.loads, self.rest, step_ms)
+        is_open = open_stretches(self.of, self.loads_ms, self.rest_ms, step_ms)
         if is_open is None:
             return None
-        loads = np.where(is_open, self.loads, np.inf)
+        loads = np.where(is_open, self.loads_ms, np.inf)
         least, through = np.where(np.arange(loads.shape[1]) == 0, 0.0, np.inf), []
         for of_stage in loads:
             total = least[:, None] + of_stage
