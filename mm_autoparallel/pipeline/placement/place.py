@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
@@ -39,6 +40,7 @@ def place(
     hint: Placement | None = None,
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
     methods: Sequence[Method] = METHODS,
+    first_cuts: Sequence[Cut] = (),
 ) -> PlacementResult:
     """The fastest placement of `problem` that fits its memory, with a bound on all others.
 
@@ -48,7 +50,8 @@ def place(
     the best. on_better: called with each better placement and its step.
     hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
     reached meanwhile; a placement found before may then be above it, and is still told. methods: those that may be
-    used, in their order; where some are left out, a search without a limit may have no end.
+    used, in their order; where some are left out, a search without a limit may have no end. first_cuts: paths of the
+    same graph that are known.
     Raises JobError where the problem contradicts itself (pins against the order).
     """
     if problem.encoders:
@@ -85,6 +88,7 @@ def place(
         on_better=on_better,
         gap_fraction=gap_fraction,
         upper_ms=cutoff_ms,
+        cuts=list(first_cuts),
     )
     if hint is not None:
         run.offer(hint)
@@ -117,8 +121,9 @@ def _result(run: Run) -> PlacementResult:
     if run.infeasible is not None:
         return run.infeasible
     shown = PlacementResult(
-        "unknown", None, None, np.inf, run.lower_ms, 0.0, run.num_cuts, run.num_bounds, run.reason, proof=run.proof
-    )
+        "unknown", None, None, np.inf, run.lower_ms, 0.0, run.num_cuts, run.num_bounds, run.reason, proof=run.proof,
+        cuts=tuple(run.cuts),
+    )  # fmt: skip
     if run.best is None:
         return replace(shown, status="dominated") if run.has_step and run.done else shown
     best = run.best if run.units.is_plain or run.units.has_layouts else drop_needless_modes(run.units, run.best)
@@ -131,6 +136,5 @@ def _result(run: Run) -> PlacementResult:
         timeline=timeline,
         step_ms=timeline.step_ms,
         lower_bound_ms=min(run.lower_ms, timeline.step_ms),
-        cuts=tuple(run.cuts),
         prices=run.fractions.proof() if run.fractions and run.proof == "prices" else None,
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.solve.known_paths import KnownPaths
 
 Noun = TypeVar("Noun")
 
@@ -57,9 +58,11 @@ def solve(
     should_stop: Callable[[], bool],
     on_better: Callable[[Answer], None] = lambda _: None,
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
+    known_paths: KnownPaths | None = None,
 ) -> Answer:
-    """Place the task's problem; the same task gives the same answer, unless it is stopped, runs out of time or is told
-    a lower cutoff. on_better: called with every better placement.
+    """Place the task's problem; the same task gives the same answer, unless it is stopped, runs out of time, is told a
+    lower cutoff or begins with what others found. on_better: called with every better placement. known_paths: what
+    tasks before it found, and where this one adds to it.
     """
     result = place(
         task.problem,
@@ -72,7 +75,10 @@ def solve(
         gap_fraction=task.gap_fraction,
         hint=task.hint,
         latest_cutoff_ms=latest_cutoff_ms,
+        first_cuts=known_paths.of(task.problem) if known_paths else (),
     )
+    if known_paths:
+        known_paths.keep(task.problem, result.cuts)
     return Answer(
         number=task.number,
         placement=result.placement,

@@ -30,6 +30,9 @@ from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
+#: What was too much is looked at again once the best known is below this part of what it was then (assumed).
+LESS = 0.999
+
 
 class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
@@ -47,6 +50,7 @@ class Agenda:
         self.branches = Branches(costs, self._steps, boughs)
         self.caution, self.was_rough = Caution(costs.job), False
         self._heap: list[Rank] = []
+        self._set_aside: list[tuple[float, Pipeline]] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
@@ -93,7 +97,7 @@ class Agenda:
                 for strategy in self.branches.advance(should_stop):
                     self.admit(judge(self._costs.job, strategy), should_stop)
                 continue
-            if not self._heap:
+            if not self._heap and not self._take_up_again(cutoff_ms):
                 return None
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
             self._find_betters(pipeline)
@@ -130,6 +134,21 @@ class Agenda:
             if pipeline.twin is None:
                 self.push(pipeline)
         return None
+
+    def set_aside(self, pipeline: Pipeline, cutoff_ms: float) -> None:
+        """It was given up while cutoff_ms was the best known: those that wait for it go on."""
+        self._set_aside.append((cutoff_ms, pipeline))
+        self.release(pipeline)
+
+    def _take_up_again(self, cutoff_ms: float) -> bool:
+        """Look again at those given up as too much when the best known was longer: less is then of interest. Whether
+        there are any."""
+        again = [p for then_ms, p in self._set_aside if is_too_much(p) and cutoff_ms < LESS * then_ms]
+        self._set_aside = [each for each in self._set_aside if each[1] not in again]
+        for pipeline in again:
+            pipeline.given_up = False
+            self.push(pipeline)
+        return bool(again)
 
     def _listed_below_ms(self, worth_ms: float) -> float:
         """Branches of lower bounds are listed first: than the next pipeline's, and than what is still of interest.
@@ -187,5 +206,4 @@ def _has_none(pipeline: Pipeline) -> bool:
 def is_too_much(pipeline: Pipeline) -> bool:
     """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
     strategy = pipeline.strategies[0]
-    in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
-    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == FREE or in_bubbles)
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == FREE)

@@ -29,7 +29,7 @@ from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 Rank = tuple[int, bool, float, int]
 
 #: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
-#: first (there one more recomputed layer costs what it saves), and the second is for what cannot be emptier.
+#: first (one more recomputed layer costs what it saves there), and the second is for what cannot be emptier.
 PROBES = (1.01, 1.1)
 #: Far too full is what ranks at more than this many times the step. Assumed, as the probes are.
 PROBE_FACTOR = 1.03
@@ -37,8 +37,7 @@ PROBE_FACTOR = 1.03
 STEP_DOWN = 0.85
 #: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
 WORTH_FRACTION = 0.98
-#: Placements whose rank differs by less are equally good.
-SETTLED_FRACTION = 1e-6
+SETTLED_FRACTION = 1e-6  # placements whose rank differs by less are equally good
 _TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
 
 
@@ -46,8 +45,8 @@ _TOO_OFTEN = "it would run out of memory more often than search.fit_probability 
 class Level:
     """What is known of the placements of a pipeline that fill at most fill_fraction of a device (search/caution.py).
 
-    problem: a problem that all of them are placements of; None: the pipeline's own. step_ms, placement: the best found
-    of it. num_slices: how often it was placed. is_recalled: the cache was asked for it.
+    problem: one that has all of them; None: the pipeline's own. step_ms, placement: the best found of it. num_slices:
+    how often it was placed; slice_s: how long last. is_recalled: the cache was asked for it.
     """
 
     fill_fraction: float = math.inf
@@ -56,6 +55,7 @@ class Level:
     step_ms: float = math.inf
     placement: Placement | None = None
     num_slices: int = 0
+    slice_s: float = 0.0
     is_recalled: bool = False
 
 
@@ -204,7 +204,7 @@ class Pipeline:
             self.is_probing = False
             self._raise_floor(self.probe_fill, answer.lower_bound_ms)
             return
-        self.level.num_slices += 1
+        self.level.num_slices, self.level.slice_s = self.level.num_slices + 1, answer.solve_s
         if answer.infeasible:
             self._end_level(answer.reason, answer.overflow_bytes)
             return

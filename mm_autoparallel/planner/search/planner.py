@@ -45,7 +45,7 @@ from mm_autoparallel.planner.search.recall import find_known, remember, remember
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
-from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, next_slice_s
+from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, SLICE_GROWTH, next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
@@ -58,8 +58,7 @@ ROUGH_FROM, ROUGH_FRACTION, ROUGH_LEVELS = 0.4, 0.004, 5.0
 PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
 NUM_FIRST_RUNS = 3  # to try, that are told at least
-#: Steps this close are equal, and the strategy visited first wins.
-TIE_FRACTION = 1e-6
+TIE_FRACTION = 1e-6  # steps this close are equal, and the strategy visited first wins
 
 
 def search(
@@ -258,7 +257,7 @@ class _Search:
             if pipeline.is_closed(cutoff_ms, self.gap_fraction):
                 self.agenda.close(pipeline, cutoff_ms)
             elif pipeline.given_up:
-                self.agenda.release(pipeline)
+                self.agenda.set_aside(pipeline, cutoff_ms)
             else:
                 self.agenda.push(pipeline)
         self.telling.tell(self.progress)
@@ -316,7 +315,8 @@ class _Search:
         if is_last and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         if self.rough_fraction and np.isfinite(pipeline.level.fill_fraction):  # some levels are still to come
-            time_limit_s = min(time_limit_s, max(self.left_s / ROUGH_LEVELS, FIRST_SLICE_S))
+            again_s = SLICE_GROWTH * pipeline.level.slice_s  # no less, or it would end where it did
+            time_limit_s = min(time_limit_s, max(self.left_s / ROUGH_LEVELS, FIRST_SLICE_S, again_s))
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
 
     def seems_left_s(self) -> float:

@@ -11,6 +11,15 @@ L = F + B of a stage for one of M micro-batches, what comes before a stage and a
                   the j stages and their hops, W. So its rounds, and the rest of the M - 1 - k in stage s alone:
                   before + 2 (L + after) + floor((M - 1 - k) / j) W + ((M - 1 - k) mod j) L
 
+Beside encoders all this lies behind their lead, and their way back follows it. Their passes on the devices of stage s
+may lie where that stage waits, but on some paths it does not:
+
+    early        their forwards there precede the last forward, from which the path goes on through the later stages:
+                     early + M L - c B + after + back before,   c backwards from the last forward to the last backward
+    late         their backwards there follow the first backward, which waits for the later stages:
+                     forward before + M L - w F + after + late,   w forwards from the first one to the first backward
+    all          M L and all their passes there
+
 Under a step, `winding` says of each stage how long the stages from it on may take in the mean of any number of them,
 hops included: its pace. What the stages from a unit on exceed a pace by, at the least over their placements, is kept
 for some paces, and a pace is rounded up to one of them.
@@ -18,7 +27,7 @@ for some paces, and a pace is rounded up to one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +48,26 @@ NUM_ROUNDS = 2
 ROUNDING_FRACTION = 1e-9
 
 
+class Beside(NamedTuple):
+    """What encoders run beside the stages, in ms, as paths count it.
+
+    lead_ms: before the first forward of the first stage; return_ms: after the last backward there. early_ms, late_ms,
+    any_ms: [P] on the devices of each stage: passes that precede the decoder's last backward there, and in an order of
+    micro-batches its last forward; passes that follow its first backward; and passes at any time.
+    """
+
+    lead_ms: float
+    return_ms: float
+    early_ms: Floats
+    late_ms: Floats
+    any_ms: Floats
+
+
+def nothing_beside(num_stages: int) -> Beside:
+    """A decoder by itself."""
+    return Beside(0.0, 0.0, *np.zeros((3, num_stages)))
+
+
 def least_rest(of: OneChunk, loads: Floats) -> Floats:
     """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a unit, forth and back."""
     num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
@@ -51,16 +80,21 @@ def least_rest(of: OneChunk, loads: Floats) -> Floats:
 
 def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
     """Whether some placement has none of its kept paths longer than `step_ms`."""
+    return open_stretches(of, loads, rest, step_ms) is not None
+
+
+def open_stretches(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> Bools | None:
+    """[P, N + 1, N + 1] which stretches of units stages may hold in such placements; None where there is none."""
     is_open = np.isfinite(loads)
     for _ in range(NUM_ROUNDS if of.winds else 1):
         least = _go_forth(of, loads, rest, step_ms, is_open)
         if np.isinf(least[-1, -1]):
-            return False
+            return None
         if of.winds:
             rest = _go_back(of, loads, rest, step_ms, is_open, least)
             if np.isinf(rest[0, 0]):
-                return False
-    return True
+                return None
+    return is_open
 
 
 @kernel
@@ -68,15 +102,19 @@ def _go_forth(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open
     """[P + 1, N + 1] least time of one micro-batch through the stages before each, forth and back, by where they end;
     stages that no path within step_ms goes through are closed."""
     num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
-    num_microbatches = of.num_microbatches
+    num_microbatches, beside = of.num_microbatches, of.beside
     least = np.full((num_stages + 1, num_units + 1), np.inf)
-    least[0, 0] = 0.0
+    least[0, 0] = beside.lead_ms
+    back = np.full((num_stages + 1, num_units + 1), np.inf)  # the same of backwards alone, and of what follows them
+    back[0, 0] = 0.0
     for s in range(num_stages):
         in_turn = num_microbatches - 2 - of.num_warmup[s]
+        early, late = beside.early_ms[s], beside.late_ms[s]
         for begin in range(of.first[s], of.last[s] + 1):
             if least[s, begin] == np.inf:
                 continue
             forward_before = of.least_scale * of.forward_ms[begin] * of.least_factor[s] + of.latency_ms[s]
+            forward_before += beside.lead_ms
             for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
                 load = loads[s, begin, end]
                 forward = (of.forward_ms[end] - of.forward_ms[begin]) * of.time_factor[s]
@@ -87,20 +125,28 @@ def _go_forth(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open
                 if not is_open[s, begin, end]:
                     continue
                 tail = of.stage_tail_ms[s] + of.tail_ms[end] - of.tail_ms[begin]
-                used = least[s, begin] + (tail if s == 0 else 0.0)
+                after = max(tail, beside.return_ms) if s == 0 else 0.0
+                used, back_used = least[s, begin] + after, back[s, begin] + after
                 whole = num_microbatches * load
                 onward = of.hop_ms[s, end] + rest[s + 1, end]
                 # what of `load` is not known to be backward may be forward, and the other way round
                 most_forward = forward if of.is_plain else load - backward
-                spared = min(of.num_warmup[s] * most_forward, of.num_cooldown[s] * (load - forward))
-                longest = max(used + whole, forward_before + whole + tail)
-                longest = max(longest, used + whole - of.most_scale * spared + onward)
+                at_begin, at_end = of.num_warmup[s] * most_forward, of.num_cooldown[s] * (load - forward)
+                longest = max(used + whole, forward_before + whole + late + tail)
+                longest = max(longest, used + whole - of.most_scale * min(at_begin, at_end) + onward)
+                longest = max(longest, early + whole + max(back_used, beside.any_ms[s] + late + tail))
+                if early > 0.0 and at_end < np.inf:
+                    longest = max(longest, early + whole - at_end + onward + back_used)
+                if late > 0.0 and at_begin < np.inf:
+                    longest = max(longest, forward_before + whole - at_begin + onward + late + tail)
                 if of.winds and in_turn >= 0:
                     longest = max(longest, used + 2.0 * (load + onward) + in_turn * load)
                 if longest > step_ms:
                     is_open[s, begin, end] = False
                     continue
                 least[s + 1, end] = min(least[s + 1, end], used + of.least_scale * load + of.hop_ms[s, end])
+                back_used += of.least_scale * (load - most_forward) + of.hop_back_ms[s, end]
+                back[s + 1, end] = min(back[s + 1, end], back_used)
     return least
 
 

@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
     overfull,
     overfull_host,
 )
-from mm_autoparallel.pipeline.placement.bounds.kept_paths import can_take, least_rest
+from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside, can_take, least_rest, nothing_beside
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.schedules.action import FORWARD
@@ -48,10 +48,9 @@ class OneChunk(NamedTuple):
     recompute group before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there.
     time_factor, host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
     in_flight, num_warmup, num_cooldown (see `count_in_order`), available_bytes, host_room_bytes (infinite where it is
-    not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1]
-    forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
-    most_scale: bounds on the factors by which times of one micro-batch differ from the mean. winds: whether paths may
-    wind (`kept_paths`).
+    not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1] forth and back after each stage, by where it ends; hop_back_ms:
+    of it the way back. latency_ms: [P] of all forward hops before a stage. least_scale, most_scale: bounds on the
+    factors by which times of one micro-batch differ from the mean. winds: whether paths may wind (`kept_paths`).
     """
 
     num_microbatches: int
@@ -86,8 +85,10 @@ class OneChunk(NamedTuple):
     host_room_bytes: Floats
     stage_tail_ms: Floats
     hop_ms: Floats
+    hop_back_ms: Floats
     latency_ms: Floats
     winds: bool
+    beside: Beside
 
 
 def bound_one_chunk(
@@ -105,7 +106,7 @@ def bound_one_chunk(
     """
     if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
-    of = _prepare(units, least_scale, most_scale)
+    of = prepare(units, least_scale, most_scale)
     loads = least_loads(of, look)
     if known_loads is not None:
         look()
@@ -124,19 +125,14 @@ def bound_one_chunk(
     return Bound(floor_ms)
 
 
-def fitting_loads(units: Units, otherwise_ms: Floats) -> Floats:
-    """`least_loads` of equal micro-batches; where intervals are too many, otherwise_ms."""
-    if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
-        return otherwise_ms
-    return least_loads(_prepare(units, 1.0, 1.0), lambda: None)
-
-
 @lru_cache(maxsize=256)
 def count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
     """[P] most micro-batches in flight; forwards after the first one and before the first backward; backwards after the
     last forward and before the last one. The latter two are infinite, which leaves `turn` out, where micro-batches do
-    not go in order.
+    not go in order. Where no rule gives the order one is in flight at some time, and no more is known.
     """
+    if find_schedule(schedule, 1).given_by != "rule":
+        return np.ones(num_stages), *np.full((2, num_stages), np.inf)
     order_of = find_schedule(schedule, 1).order
     in_order = np.arange(num_microbatches)
     in_flight, num_warmup, num_cooldown = np.empty(num_stages), np.empty(num_stages), np.empty(num_stages)
@@ -154,6 +150,8 @@ def count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tup
 def goes_back_and_forth(schedule: str, num_stages: int, num_microbatches: int) -> bool:
     """Whether each stage runs a forward for each later stage and itself, and from then on a backward and a forward in
     turn."""
+    if find_schedule(schedule, 1).given_by != "rule":
+        return False
     order_of = find_schedule(schedule, 1).order
     for s in range(num_stages):
         order = order_of(num_stages, 1, num_microbatches, s)
@@ -166,18 +164,20 @@ def goes_back_and_forth(schedule: str, num_stages: int, num_microbatches: int) -
     return True
 
 
-def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
+def prepare(units: Units, least_scale: float, most_scale: float, beside: Beside | None = None) -> OneChunk:
+    """The arrays of `units`, which are of the mean micro-batch. least_scale, most_scale: as in OneChunk."""
     problem, chain = units.problem, units.problem.chain
     num_stages, at = problem.num_stages, units.start
     in_flight, num_warmup, num_cooldown = count_in_order(problem.schedule, num_stages, problem.num_microbatches)
-    hop_ms = np.zeros((num_stages, units.num_units + 1))
+    hop_ms, hop_back_ms = np.zeros((2, num_stages, units.num_units + 1))
     latency_ms = np.zeros(num_stages)
     if num_stages > 1:
         last_blocks = [chain[e] for e in units.flat[at[1:] - 1]]
         output_bytes = np.array([0.0, *(block.output_bytes for block in last_blocks)])
         both_ways = np.array([1.0, *(2.0 if block.sends_gradient else 1.0 for block in last_blocks)])
         fixed_ms, per_byte_ms = np.array(problem.p2p_ms)[:, None], np.array(problem.p2p_ms_per_byte)[:, None]
-        hop_ms[:-1] = (fixed_ms + per_byte_ms * output_bytes) * both_ways
+        one_way_ms = fixed_ms + per_byte_ms * output_bytes
+        hop_ms[:-1], hop_back_ms[:-1] = one_way_ms * both_ways, one_way_ms * (both_ways - 1.0)
         latency_ms[1:] = np.cumsum(problem.p2p_ms)
     return OneChunk(
         num_microbatches=problem.num_microbatches,
@@ -212,9 +212,11 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         host_room_bytes=available_host_bytes(problem),
         stage_tail_ms=np.array(problem.stage_tail_ms, dtype=np.float64),
         hop_ms=hop_ms,
+        hop_back_ms=hop_back_ms,
         latency_ms=latency_ms,
         winds=least_scale == most_scale == 1.0
         and goes_back_and_forth(problem.schedule, num_stages, problem.num_microbatches),
+        beside=beside or nothing_beside(num_stages),
     )
 
 

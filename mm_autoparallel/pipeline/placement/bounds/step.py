@@ -30,6 +30,7 @@ each count at the least that its layers cost in any chunks and modes that fit (o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -45,14 +46,13 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
 )
 from mm_autoparallel.pipeline.placement.bounds.many_chunks import bound_many_chunks
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import bound_one_chunk
-from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, decoder_beside, list_cuts
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
-from mm_autoparallel.pipeline.simulate.encoders.tasks import decoder_on_devices
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
 
@@ -95,8 +95,12 @@ def bound_step(
 
     if problem.encoders:
         encoded = part_encoders(problem)
-        bound = bound_step(decoder_on_devices(encoded), sharpen, should_stop)
-        return replace(bound, step_ms=bound_all(encoded, bound.step_ms) * (1.0 - ROUNDING_FRACTION), exact=False)
+        bound = bound_step(decoder_beside(encoded), sharpen, should_stop)
+        step_ms = bound_all(encoded, bound.step_ms) * (1.0 - ROUNDING_FRACTION)
+        with suppress(Stopped):
+            cuts = None if bound.reason else list_cuts(encoded, look)
+            step_ms = cuts.bound(step_ms, look) if cuts else step_ms
+        return replace(bound, step_ms=step_ms, exact=False)
     if has_layouts(problem):
         return replace(_bound_layouts(problem, look), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)

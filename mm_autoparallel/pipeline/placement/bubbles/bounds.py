@@ -8,15 +8,20 @@ passes of encoders are dealt to it whatever layers it holds, so of all ways to c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem
-from mm_autoparallel.pipeline.laid_out import has_layouts, list_layouts, relaxed
-from mm_autoparallel.pipeline.placement.bounds.one_chunk import fitting_loads
+from mm_autoparallel.pipeline.laid_out import list_layouts, relaxed
+from mm_autoparallel.pipeline.placement.bounds.bound import Look
+from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
+from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside
+from mm_autoparallel.pipeline.placement.bounds.one_chunk import goes_back_and_forth
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
 
 Floats = NDArray[np.float64]
@@ -47,14 +52,14 @@ def _way_ms(problem: EncodedProblem, encoder: Encoder, key: str) -> float:
 
 
 def encoder_loads_ms(problem: EncodedProblem) -> Floats:
-    """[devices] what passes of encoders take on each."""
-    loads = np.zeros(problem.num_devices)
+    """[devices, 3] what passes of encoders take on each: forwards and backwards of this step, and passes for others."""
+    loads = np.zeros((problem.num_devices, 3))
     for encoder in problem.encoders:
         for index in range(encoder.num_passes(problem.decoder.num_microbatches) if encoder.run != "cached" else 0):
             pipeline = encoder.pipelines[index % len(encoder.pipelines)]
             times = zip(pipeline, encoder.forward_ms, encoder.backward_ms, strict=True)
             for device, forward_ms, backward_ms in times:
-                loads[device] += forward_ms + backward_ms
+                loads[device] += (forward_ms, backward_ms, 0.0) if encoder.run == "bubbles" else (0.0, 0.0, forward_ms)
     return loads
 
 
@@ -79,7 +84,7 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
     tails = [(block.count, (block.tail_ms, *(each.tail_ms for each in list_layouts(block)))) for block in decoder.chain]
     most_tail = float(own_tails.max()) + sum(count * max(each) for count, each in tails)
     after = way_back_ms(problem)
-    loads = encoder_loads_ms(problem)
+    loads = encoder_loads_ms(problem).sum(axis=1)
     pass_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in relaxed(decoder).chain)
     work = decoder.num_microbatches * pass_ms * min(decoder.time_factors)
     on_stages = float(loads[: decoder.num_stages].sum()) + work + float(own_tails.sum())
@@ -87,32 +92,46 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
         lead_ms(problem) + decoder_ms,
         lead_ms(problem) + decoder_ms - most_tail + after if after else 0.0,
         on_stages / decoder.num_stages,
-        _fullest_ms(problem, loads[: decoder.num_stages] + own_tails),
         float(loads.max()),
         read_ms(problem),
     )
 
 
-def _fullest_ms(problem: EncodedProblem, own_ms: Floats) -> float:
-    """What the fullest stage runs at least, however the decoder's layers are shared out, in the modes that its memory
-    asks for where its order is a rule's. own_ms: [P] what it runs whatever it holds. With several chunks nothing."""
-    decoder = relaxed(decoder_on_devices(problem))
+def decoder_beside(problem: EncodedProblem) -> Problem:
+    """The decoder with what its devices hold of encoders at their fullest moments at least, among what stages hold.
+
+    With 1F1B a stage is as full as ever when it begins a micro-batch that is late enough. What encoders keep of that
+    micro-batch for its backward lies on their devices then.
+    """
+    decoder = decoder_on_devices(problem)
+    num_stages, count = decoder.num_stages, decoder.num_microbatches
+    held = np.zeros(num_stages)
+    if decoder.num_chunks > 1 or not goes_back_and_forth(decoder.schedule, num_stages, count):
+        return decoder
+    for encoder in problem.encoders:
+        num_pipelines, num_passes = len(encoder.pipelines), encoder.num_passes(count)
+        if encoder.run != "bubbles" or encoder.is_frozen:
+            continue
+        for turn, pipeline in enumerate(encoder.pipelines[:num_passes]):
+            last = turn + (num_passes - 1 - turn) // num_pipelines * num_pipelines
+            num_begun = encoder.microbatches_of(last, count).stop
+            for device, kept_bytes in zip(pipeline, encoder.activation_bytes, strict=True):
+                if device < num_stages and num_begun >= min(num_stages - device, count):
+                    held[device] = max(held[device], kept_bytes)
+    static = np.array(decoder.stage_static_bytes) + held
+    return replace(decoder, stage_static_bytes=tuple(static.tolist()))
+
+
+def list_cuts(problem: EncodedProblem, look: Look) -> Cuts | None:
+    """All ways to cut the decoder's chain, whose bound holds for every placement in whatever order of all actions, each
+    with the modes that its memory asks for; None with several chunks, or where they are too many. Raises what `look`
+    does."""
+    decoder = relaxed(decoder_beside(problem))
     if decoder.num_chunks > 1:
-        return 0.0
-    units = cut_into_units(decoder)
-    passes_ms = (units.forward_ms + units.backward_ms)[units.start]
-    loads_ms = np.array(decoder.time_factors)[:, None, None] * (passes_ms[None, :] - passes_ms[:, None])
-    if not has_layouts(problem.decoder) and find_schedule(decoder.schedule, 1).given_by == "rule":
-        loads_ms = fitting_loads(units, loads_ms)
-    tails_ms = units.tail_ms[units.start]
-    at = np.arange(len(units.start))
-    later = at[:, None] < at[None, :]
-    least = np.where(at == 0, 0.0, np.inf)
-    for stage, own in enumerate(own_ms):
-        held = decoder.num_microbatches * loads_ms[stage] + tails_ms[None, :] - tails_ms[:, None] + own
-        fullest = np.where(later, np.maximum(least[:, None], held), np.inf).min(axis=0)
-        least = np.where((at >= units.first[stage + 1]) & (at <= units.last[stage + 1]), fullest, np.inf)
-    return float(least[-1]) * (1.0 - 1e-9) if np.isfinite(least[-1]) else 0.0
+        return None
+    loads = encoder_loads_ms(problem)[: decoder.num_stages]
+    beside = Beside(lead_ms(problem), way_back_ms(problem), *np.ascontiguousarray(loads.T))
+    return Cuts.of_units(cut_into_units(decoder), beside, look)
 
 
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:

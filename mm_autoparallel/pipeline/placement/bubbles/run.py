@@ -1,7 +1,8 @@
 """Place a decoder's layers and order the work of its encoders beside it, with a bound on all other ways.
 
-The decoder is placed first, by itself, and its bound raised by what encoders need before and after it: that bounds
-every placement. Then words are built, improved and, where they do not reach the bound, looked for by CP-SAT.
+The decoder is placed first, by itself, and its bound raised by what encoders need before and after it, and by all ways
+to cut its chain with them: that bounds every placement. Then words are built, improved and, where they do not reach the
+bound, looked for by CP-SAT.
 """
 
 from __future__ import annotations
@@ -9,20 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders
-from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, lead_ms
+from mm_autoparallel.pipeline.placement.bounds.bound import Stopped
+from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, decoder_beside, lead_ms, list_cuts
 from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
-from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
+from mm_autoparallel.pipeline.placement.bubbles.search import MOVES_PER_TASK, RUNS, Search
+from mm_autoparallel.pipeline.placement.bubbles.starts import list_starts
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices, list_tasks
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 Floats = NDArray[np.float64]
 
@@ -72,8 +79,8 @@ def place_encoded(
 ) -> EncodedResult:
     """The fastest order of `problem` that fits its devices, with a bound on all others.
 
-    time_limit_s: wall time after which the best so far is returned; without one the search ends where it is proven, or
-    where its largest effort has not closed the gap. cutoff_ms: where nothing is below it, it ends with no order;
+    time_limit_s: wall time after which the best so far is returned: until then rounds of growing effort go on, unless
+    it is proven; without one the first is the last. cutoff_ms: where nothing is below it, it ends with no order;
     gap_fraction: it may end this close to the best. Raises JobError where the problem contradicts itself.
     """
     check_encoders(problem)
@@ -84,24 +91,33 @@ def place_encoded(
     def stop() -> bool:
         return time.monotonic() > deadline or should_stop()
 
-    decoder = decoder_on_devices(problem)
+    decoder = decoder_beside(problem)
     reason = _explain_own(problem)
     if reason:
         return EncodedResult(problem, "infeasible", infeasible_result(reason), np.inf, np.inf, 0.0, reason=reason)
     limit_s = None if time_limit_s is None else DECODER_FRACTION * time_limit_s
     room_ms = max(0.0, cutoff_ms - lead_ms(problem))
     found = place(decoder, limit_s, should_stop, cutoff_ms=room_ms, gap_fraction=gap_fraction)
-    lower_ms = bound_all(problem, found.lower_bound_ms)
+    cuts, lower_ms = _bound(problem, bound_all(problem, found.lower_bound_ms), stop)
     search = Search(problem, lower_ms, stop, on_better, gap_fraction)
     if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
-        search.look(found.placement, found.lower_bound_ms if search.is_free else found.step_ms)
+        starts = [found.placement]
+        if cuts is not None and not search.is_free:
+            starts += list_starts(cut_into_units(decoder), cuts, lower_ms)
+        _look_at(search, decoder, starts, found.lower_bound_ms, 0)
         for reserve in _reserves(search, decoder, found.placement):
             other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)
             if other.placement is not None:
                 search.look(other.placement, found.lower_bound_ms if search.is_free else other.step_ms)
-        search.climb(decoder, found.lower_bound_ms)
-        search.solve()
-        search.close(decoder, found)
+        for number in count():
+            if number:
+                _look_at(search, decoder, starts, found.lower_bound_ms, number)
+            search.climb(decoder, found.lower_bound_ms, number)
+            search.solve(number)
+            search.close(decoder, found, number)
+            is_enough = search.is_done or search.lower_ms >= cutoff_ms * (1.0 - gap_fraction)
+            if is_enough or time_limit_s is None or stop():
+                break
     return replace(_result(problem, found, search), solve_s=time.monotonic() - began)
 
 
@@ -116,6 +132,31 @@ def _explain_own(problem: EncodedProblem) -> str:
                 f"limit is {encoder.limit_bytes:,.0f}"
             )
     return ""
+
+
+def _look_at(search: Search, decoder: Problem, starts: list[Placement], decoder_ms: float, number: int) -> None:
+    """Order the work of each placement, with twice the effort of the round before. decoder_ms: no order of the decoder
+    alone takes less."""
+    for start in starts:
+        if search.is_done or search.should_stop():
+            return
+        alone_ms = decoder_ms if search.is_free else simulate(decoder, start).step_ms
+        search.look(start, alone_ms, RUNS * 2**number, MOVES_PER_TASK * 2**number)
+
+
+def _bound(problem: EncodedProblem, known_ms: float, should_stop: Callable[[], bool]) -> tuple[Cuts | None, float]:
+    """The ways to cut the decoder's chain, and a step of at least known_ms that no placement and order goes below."""
+
+    def look() -> None:
+        if should_stop():
+            raise Stopped
+
+    cuts = None
+    try:
+        cuts = list_cuts(problem, look)
+        return cuts, known_ms if cuts is None else cuts.bound(known_ms, look)
+    except Stopped:
+        return cuts, known_ms
 
 
 def _left_s(deadline: float) -> float | None:
@@ -133,9 +174,10 @@ def _reserves(search: Search, decoder: Problem, placement: Placement) -> Iterato
     if words is None or step_ms >= search.step_ms:
         return
     kept = np.array([free.encoders_bytes(words, stage) for stage in range(decoder.num_stages)])
+    alone = decoder_on_devices(search.problem)
     for part in (1.0, 0.75, 0.5, 0.35, 0.25, 0.15):
         before = search.step_ms
-        static = np.array(decoder.stage_static_bytes) + part * kept
+        static = np.maximum(decoder.stage_static_bytes, np.array(alone.stage_static_bytes) + part * kept)
         yield replace(decoder, stage_static_bytes=tuple(static.tolist()))
         if search.should_stop() or (np.isfinite(search.step_ms) and search.step_ms >= before):
             return
@@ -147,6 +189,8 @@ def _result(problem: EncodedProblem, found: PlacementResult, search: Search) -> 
         none_fits = found.status == "infeasible" or np.isinf(search.lower_ms)
         status: Status = "infeasible" if none_fits else "unknown"
         reason = found.reason
+        if found.status == "infeasible" and any(any(each.activation_bytes) for each in problem.encoders):
+            reason += "; what a pass of each encoder keeps beside a full stage is counted"
         if found.placement is not None and none_fits:
             reason = "memory: the decoder fits, and beside it no order of its encoders' work does, wherever layers lie"
         elif found.placement is not None and not search.should_stop():

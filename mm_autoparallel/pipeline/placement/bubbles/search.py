@@ -23,7 +23,8 @@ from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, overfull_hosts, peak_host_bytes
 from mm_autoparallel.pipeline.simulate.step import simulate
 
-#: Runs of list scheduling, moves of annealing for each task, and the solver's deterministic seconds, round by round.
+#: Runs of list scheduling, moves of annealing for each task, and the solver's deterministic seconds, in a first round.
+#: Of the next ones each has twice as many, and the solver four times as long.
 RUNS, MOVES_PER_TASK, EFFORTS_S = 40, 20, (1.0, 4.0, 16.0, 64.0)
 #: Runs of list scheduling for each placement beside the first one.
 CLIMB_RUNS = 5
@@ -94,8 +95,8 @@ class Search:
         self.player, self.words, self.step_ms = player, words, max(step_ms, self.least_ms)
         self.on_better(self.step_ms)
 
-    def climb(self, decoder: Problem, lower_bound_ms: float) -> None:
-        """Move one boundary between stages after another, as long as that gives a shorter step."""
+    def climb(self, decoder: Problem, lower_bound_ms: float, number: int = 0) -> None:
+        """Move one boundary between stages after another, as long as that gives a shorter step. number: the round's."""
         units = cut_into_units(decoder)
         improved = not units.has_layouts
         while improved and self.player is not None:
@@ -104,12 +105,12 @@ class Search:
                 if self.is_done or self.should_stop():
                     return
                 alone_ms = lower_bound_ms if self.is_free else simulate(decoder, other).step_ms
-                self.look(other, alone_ms, CLIMB_RUNS, 0)
+                self.look(other, alone_ms, CLIMB_RUNS * 2**number, 0)
                 if self.step_ms < before_ms:
                     break
             improved = self.step_ms < before_ms
 
-    def close(self, decoder: Problem, found: PlacementResult) -> None:
+    def close(self, decoder: Problem, found: PlacementResult, number: int = 0) -> None:
         """Where ways to cut the chain are few, bound the orders of each: what none goes below is the bound of all.
 
         Layers in modes take no less time than without and may need less memory, so a cut is then bounded without modes,
@@ -129,12 +130,12 @@ class Search:
             fits = not find_misfits(decoder, timeline.peak_memory_bytes, timeline.peak_host_bytes)
             if fits or self.is_free or units.num_lanes:
                 alone_ms = found.lower_bound_ms if self.is_free else timeline.step_ms
-                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not units.num_lanes))
+                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not units.num_lanes, number))
             if self.should_stop():
                 return
         self.lower_ms = max(self.lower_ms, min(least_ms, self.step_ms))
 
-    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool) -> float:
+    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool, number: int) -> float:
         """What no order of this placement goes below; infinite where none fits, or none below the best step.
         is_limited False: whatever memory it needs."""
         tasks = list_tasks(self.problem, placement, moves_decoder=self.is_free)
@@ -144,7 +145,7 @@ class Search:
         if bound_ms >= self.step_ms:
             return np.inf
         player, bounded = Player(tasks), Player(tasks, is_limited)
-        for effort_s in CLOSING_EFFORTS_S:
+        for effort_s in np.array(CLOSING_EFFORTS_S) * 4.0**number:
             anything_ms = float(tasks.length_ms.sum() + tasks.lag_ms.sum() + tasks.tails_ms.sum()) + 1.0
             goal_ms = min(self.step_ms, anything_ms)
             solved = solve_words(bounded, goal_ms, bound_ms, effort_s, self.should_stop)
@@ -160,9 +161,9 @@ class Search:
                 break
         return bound_ms
 
-    def solve(self) -> None:
+    def solve(self, number: int = 0) -> None:
         """Let CP-SAT look for better orders of the best placement, and show how far they can get."""
-        for effort_s in EFFORTS_S:
+        for effort_s in EFFORTS_S if number == 0 else (EFFORTS_S[-1] * 4.0**number,):
             if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms or self.is_done:
                 return
             solved = solve_words(self.player, self.step_ms, self.placed_bound_ms, effort_s, self.should_stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mm_autoparallel.pipeline.solve.known_paths import KnownPaths
 from mm_autoparallel.pipeline.solve.task import Answer, Task, solve
 
 
@@ -13,6 +14,7 @@ class InProcess:
     def __init__(self, should_stop: Callable[[], bool], on_better: Callable[[Answer], None] = lambda _: None) -> None:
         self._should_stop, self._on_better = should_stop, on_better
         self._task: Task | None = None
+        self._known_paths = KnownPaths()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -34,7 +36,7 @@ class InProcess:
         task, self._task = self._task, None
         if task is None:
             return None
-        return solve(task, self._should_stop, self._on_better)
+        return solve(task, self._should_stop, self._on_better, known_paths=self._known_paths)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from mm_autoparallel.pipeline.solve.known_paths import KnownPaths
 from mm_autoparallel.pipeline.solve.task import Answer, decode_task, encode, solve
 
 
@@ -14,6 +15,7 @@ class RayWorker:
         self._cutoff_ms: defaultdict[int, float] = defaultdict(lambda: float("inf"))
         self._stopped: set[int] = set()
         self._better: dict[int, bytes] = {}
+        self._known_paths = KnownPaths()
 
     def solve(self, serial: int, line: bytes) -> bytes:
         """The answer to the task that `line` holds."""
@@ -22,8 +24,8 @@ class RayWorker:
             self._better[serial] = encode(answer)
 
         task = decode_task(line)
-        answer = solve(task, lambda: serial in self._stopped, keep, lambda: self._cutoff_ms[serial])
-        return encode(answer)
+        news = (lambda: serial in self._stopped), keep, (lambda: self._cutoff_ms[serial])
+        return encode(solve(task, *news, self._known_paths))
 
     def exchange(self, serial: int, cutoff_ms: float, stop: bool) -> bytes | None:
         """Hear the cutoff and whether to stop; tell the best placement on the way, once."""

@@ -64,9 +64,10 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever else prints must not mix with the answers
 
+    from mm_autoparallel.pipeline.solve.known_paths import KnownPaths
     from mm_autoparallel.pipeline.solve.task import Answer, decode_task, encode, solve
 
-    parent = _Parent()
+    parent, known_paths = _Parent(), KnownPaths()
 
     def write(answer: Answer) -> None:
         view = memoryview(encode(answer))
@@ -77,4 +78,4 @@ def main() -> None:
             parent.gone = True
 
     while (line := parent.next_task()) is not None:
-        write(solve(decode_task(line), parent.should_stop, write, lambda: parent.cutoff_ms))
+        write(solve(decode_task(line), parent.should_stop, write, lambda: parent.cutoff_ms, known_paths))
