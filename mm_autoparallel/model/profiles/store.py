@@ -81,6 +81,8 @@ class ProfileEntry(Noun):
 
     May be left out: recompute_ms, what recomputing the block adds to its backward. optimizer_ms: one optimizer step
     over all parameters this device holds of the block, nothing sharded by ZeRO. parameter_count: those parameters.
+    split_extra_ms: what the gradients of inputs and of weights take more one after the other than together, as torch's
+    pipeline runs them. kept_for_weight_bytes: of activation_bytes, what is still kept between the two.
     output_bytes: what is handed on. arrangement: `group` of real ranks, or one rank's `shard` on a single device with
     its collectives added by formula. out_of_memory: measuring it took more memory than there is; no figures then.
     """
@@ -99,6 +101,8 @@ class ProfileEntry(Noun):
     transient_bytes: Bytes | None = None
     recompute_ms: Timing | None = None
     optimizer_ms: Timing | None = None
+    split_extra_ms: Timing | None = None
+    kept_for_weight_bytes: Bytes | None = None
     parameter_count: Number | None = None
     output_bytes: Bytes | None = None
     arrangement: Literal["group", "shard"] | None = None
