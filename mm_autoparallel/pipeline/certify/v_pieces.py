@@ -23,6 +23,8 @@ from mm_autoparallel.pipeline.simulate.loads import allowed_bytes, allowed_host_
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Figures = NDArray[np.float64]
+"""Columns of several units, which the constants below name."""
 
 #: Columns of a piece's figures: times of one micro-batch, hops behind its forward and before its backward, what follows
 #: the last action; bytes of a micro-batch in flight and pending; bytes held throughout, at work, and the largest of any
@@ -58,7 +60,7 @@ class Pieces:
     end: Ints
     layers: Ints
     modes: Ints
-    figures: Floats
+    figures: Figures
 
 
 @dataclass(frozen=True, eq=False)

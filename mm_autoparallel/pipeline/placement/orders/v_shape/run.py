@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, FIRST_SLACK, MOST_SLACK, SLACK_FACTOR
-from mm_autoparallel.pipeline.placement.orders.figures import INPUT, KEPT, NUM_KINDS, PENDING, WEIGHT_MS
+from mm_autoparallel.pipeline.placement.orders.figures import INPUT, KEPT, NUM_KINDS, PENDING, WEIGHT_MS, Figures
 from mm_autoparallel.pipeline.placement.orders.v_shape.leaf import solve_leaf
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import Pieces
 from mm_autoparallel.pipeline.placement.orders.v_shape.search import anneal_words, search_rules
@@ -25,7 +25,6 @@ from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Gaps that are proven one after another: what a result calls proven, what it calls optimal, what solvers can tell.
@@ -46,7 +45,7 @@ class Table:
     figures: [R', NUM_FIGURES]. piece, is_whole: [R']. first, count: [K, N + 1, N + 1] the rows of a stretch of units.
     """
 
-    figures: Floats
+    figures: Figures
     piece: Ints
     is_whole: NDArray[np.bool_]
     first: NDArray[np.int32]
