@@ -157,7 +157,8 @@ def _order_of(problem: Problem, document: dict[str, Any] | None, where: str, pla
 
 
 def _order_placed(document: dict[str, Any], where: str) -> Orders:
-    """`order` of what `place --json` printed: words of each stage; one chunk."""
+    """`order` of what `place --json` printed: words of each stage; of one chunk, or of two there and back."""
+    from mm_autoparallel.pipeline.schedules.catalog import V_CHUNKS
     from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
     from mm_autoparallel.pipeline.schedules.torch_csv import Orders
 
@@ -167,14 +168,16 @@ def _order_placed(document: dict[str, Any], where: str) -> Orders:
     if not isinstance(words, list) or not words or not all(_are_words(row) for row in words):
         raise PlanError(f"{where}: order is no list with a list of actions such as 2F0 for each stage")
     try:
-        num_microbatches = sum("F" in word for word in words[0])
-        stages = read_orders([" ".join(row) for row in words], len(words), 1, num_microbatches)
+        num_microbatches = sum(word.endswith("F0") for word in words[0])
+        num_chunks = V_CHUNKS if any(word.endswith("F1") for word in words[0]) else 1
+        stages = read_orders([" ".join(row) for row in words], len(words), num_chunks, num_microbatches)
     except PlannerError as error:
         raise PlanError(f"{where}: {error}") from None
-    waiting = find_deadlock(stages, 1, v_shaped=False)
+    v_shaped = num_chunks == V_CHUNKS
+    waiting = find_deadlock(stages, num_chunks, v_shaped)
     if waiting:
         raise PlanError(f"{where}: its order never ends: {waiting}")
-    return Orders(stages, 1, num_microbatches, v_shaped=False)
+    return Orders(stages, num_chunks, num_microbatches, v_shaped)
 
 
 def _are_words(row: object) -> bool:

@@ -1,10 +1,14 @@
-"""Single changes of a plan, as a person makes them: layers that move to another stage, layers that run in a mode."""
+"""Single changes of a plan, as a person makes them: layers that move to another stage, layers that run in a mode, what
+a stage runs one after another."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
+from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.validation import nearest
 
@@ -48,6 +52,36 @@ def set_mode(job: Job, plan: Plan, modality: str, stage: int, mode: str, count: 
     in_modes = _in_modes(plan, modality)
     in_modes.setdefault(mode, [0] * len(held))[stage] = count
     return _edited(plan, modality, held, in_modes)
+
+
+def editable_orders(plan: Plan) -> tuple[str, ...]:
+    """What each stage runs, where the plan has an order of single actions; nothing where its schedule has a name."""
+    arrangement = plan.strategy.arrangement
+    return () if arrangement and arrangement.in_bubbles else plan.stage_orders
+
+
+def set_order(plan: Plan, stage: int, words: str) -> Plan:
+    """`plan` whose stage runs these actions one after another, such as `0F0 1F0 0B0 1B0`.
+
+    Raises PlanError where the plan's schedule has its order by name, an action is missing, repeated or before its time,
+    or stages would wait for one another for ever, with which action waits for which.
+    """
+    strategy, orders = plan.strategy, editable_orders(plan)
+    if not orders:
+        raise PlanError(
+            "the plan has no order of single actions to change: plans with search.schedule free have one, and those "
+            "with a file of an order"
+        )
+    if not 0 <= stage < strategy.pp:
+        raise PlanError(f"the plan has no stage {stage}; they are 0 to {strategy.pp - 1}")
+    changed = (*orders[:stage], " ".join(words.split()), *orders[stage + 1 :])
+    parsed = read_orders(changed, strategy.pp, strategy.vpp, plan.num_microbatches, "stage {}".format)
+    waiting = find_deadlock(parsed, strategy.vpp, v_shaped=False)  # V-shaped orders have names
+    if waiting:
+        raise PlanError(f"this order never ends: {waiting}")
+    if plan.orders:
+        return replace(plan, orders=changed)
+    return replace(plan, strategy=replace(strategy, orders=changed))
 
 
 def _counts(plan: Plan, modality: str) -> tuple[int, ...]:

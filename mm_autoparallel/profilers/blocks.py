@@ -5,7 +5,8 @@ forward with gradients on, then one backward for inputs and weights together, wh
 already. Ends come from forwards of the whole model whose layers hand on their input. A round takes one sample of
 everything, so that whatever disturbs the machine disturbs all figures alike, and all ranks go through it together, so
 that they disturb each other as training does. A weight gradient is what a whole backward takes more than one for the
-inputs alone; recomputing is what forward and backward take more under torch.utils.checkpoint.
+inputs alone; splitting a backward costs what these two take more one after the other, as torch's pipeline runs them;
+recomputing is what forward and backward take more under torch.utils.checkpoint.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ OnRound = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Figures:
-    """What one block of a kind costs; fields as in ProfileEntry. recompute_ms None: nothing to recompute."""
+    """What one block of a kind costs; fields as in ProfileEntry. recompute_ms None: nothing to recompute;
+    split_extra_ms and kept_for_weight_bytes None: its backward was not parted."""
 
     forward_ms: Timing
     backward_input_ms: Timing
     backward_weight_ms: Timing
     recompute_ms: Timing | None
+    split_extra_ms: Timing | None
+    kept_for_weight_bytes: int | None
     activation_bytes: int
     checkpoint_bytes: int
     transient_bytes: int
@@ -103,6 +107,11 @@ class Blocks:
         """
         checkpoint_bytes = {kind: stack.count_checkpoint_bytes(self._kept) for kind, stack in self._stacks.items()}
         transient_bytes = {kind: self._trace_passing_bytes(stack) for kind, stack in self._stacks.items()}
+        left_bytes = {
+            kind: round(stack.count_bytes_for_weights(self._kept))
+            for kind, stack in self._stacks.items()
+            if stack.may_split
+        }
         end_transient_bytes = self._ends.trace_passing_bytes()
         added_ms = self._price_collectives(price) if price else {}
 
@@ -119,6 +128,11 @@ class Blocks:
             found = summarize(samples[f"{kind} {name}"], self._lockstep)
             return _more(found, 1.0, added_ms.get(f"{kind} {name}", 0.0))
 
+        def extra_ms(kind: str, backward: Timing) -> Timing | None:
+            if f"{kind} split fraction" not in samples:
+                return None
+            return _more(backward, summarize(samples[f"{kind} split fraction"], self._lockstep).median_ms, 0.0)
+
         def figures(kind: str, part_name: str, checkpoint: int, transient: int) -> Figures:
             backward = summarize(samples[f"{kind} backward"], self._lockstep)
             weight_fraction = summarize(samples[f"{kind} weight fraction"], self._lockstep).median_ms
@@ -129,6 +143,8 @@ class Blocks:
                 backward_input_ms=_more(backward, 1.0 - weight_fraction, input_ms),
                 backward_weight_ms=_more(backward, weight_fraction, weight_ms),
                 recompute_ms=timing(kind, "recompute") if f"{kind} recompute" in samples else None,
+                split_extra_ms=extra_ms(kind, backward),
+                kept_for_weight_bytes=left_bytes.get(kind),
                 activation_bytes=round(kept_bytes[kind]),
                 checkpoint_bytes=checkpoint,
                 transient_bytes=transient,
@@ -203,6 +219,9 @@ class Blocks:
             self._lockstep.wait()
             to_inputs_ms = stack.time(long, inputs_only=True)["backward"]
             found["weight fraction"] = _fraction_beyond(to_inputs_ms, of_long["backward"])
+            if stack.may_split:
+                self._lockstep.wait()
+                found["split fraction"] = stack.time_split(long) / max(of_long["backward"], 1e-9) - 1.0
         return found
 
     # ------------------------------------------------------------------------------------------------------ bytes
@@ -286,7 +305,7 @@ def _part_merged(end: EndKind, whole: Figures, tp: int) -> dict[str, Figures]:
     for block in end.merged:
         own_count = min(left_count, count_parameters(block.structure, tp))
         left_count -= own_count
-        found[block.kind] = Figures(nothing, nothing, nothing, None, 0, 0, 0, own_count, None)
+        found[block.kind] = Figures(nothing, nothing, nothing, None, None, None, 0, 0, 0, own_count, None)
     found[end.block.kind] = Figures(**(vars(whole) | {"parameter_count": left_count}))
     return found
 

@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import checkpoint
 
 from mm_autoparallel.profilers.clock import Stopwatch
 from mm_autoparallel.profilers.meter import KeptActivations
-from mm_autoparallel.profilers.torch_releases import tree_leaves
+from mm_autoparallel.profilers.torch_releases import parted_backward, tree_leaves
 
 Pass = Literal["forward", "backward"]
 
@@ -88,6 +89,52 @@ class LayerStack:
             "forward": self._stopwatch.between_ms(start, middle),
             "backward": self._stopwatch.between_ms(middle, end) if has_run else 0.0,
         }
+
+    @property
+    def may_split(self) -> bool:
+        """Whether torch's pipeline can part its backward: a gradient goes on to its input, and weights that are plain
+        tensors have one."""
+        trained = [each for layer in self.layers for each in layer.parameters() if each.requires_grad]
+        is_plain = not any(is_traceable_wrapper_subclass(each) for each in trained)
+        return self._call.requires_grad and bool(trained) and is_plain and parted_backward() is not None
+
+    def time_split(self, num_layers: int) -> float:
+        """Milliseconds of the gradients of the input, and then of the parameters, of the first `num_layers` layers."""
+        leaf, output = self.forward(num_layers)
+        start = self._stopwatch.mark()
+        self._run_weights(self._run_inputs(num_layers, leaf, output))
+        end = self._stopwatch.mark()
+        self._stopwatch.settle()
+        return self._stopwatch.between_ms(start, end)
+
+    def count_bytes_for_weights(self, kept: KeptActivations) -> float:
+        """Of what one layer more keeps, what it still keeps when the gradient of its input has run. kept: that knows
+        the layers' parameters."""
+        short, long = len(self.layers) // 2, len(self.layers)
+        found = []
+        for num_layers in (short, long):
+            with kept:
+                leaf, output = self.forward(num_layers)
+            left = self._run_inputs(num_layers, leaf, output) if num_layers else None
+            found.append(kept.kept_bytes)
+            if left is not None:
+                self._run_weights(left)
+            del leaf, output, left
+        return (found[1] - found[0]) / (long - short)
+
+    def _run_inputs(self, num_layers: int, leaf: Tensor, output: Tensor) -> tuple[list[nn.Parameter], Any]:
+        """The gradient of the leaf; parameters that wait for theirs, and how to go on."""
+        parted = parted_backward()
+        assert parted is not None
+        parameters = [each for layer in self.layers[:num_layers] for each in layer.parameters() if each.requires_grad]
+        _, groups = parted[0]([output], [self._gradient], [leaf], iter(parameters))
+        return parameters, groups
+
+    @staticmethod
+    def _run_weights(left: tuple[list[nn.Parameter], Any]) -> None:
+        parted = parted_backward()
+        assert parted is not None
+        parted[1](iter(left[0]), left[1])
 
     def count_checkpoint_bytes(self, kept: KeptActivations) -> int:
         """What one layer more keeps where every layer is recomputed. kept: that knows the layers' parameters."""

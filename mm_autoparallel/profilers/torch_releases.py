@@ -149,3 +149,12 @@ def memory_profile() -> Any:
 def start_ns(event: Any) -> int:
     """When an event of PyTorch's profiler began; microseconds until 2.3."""
     return int(event.start_ns() if hasattr(event, "start_ns") else event.start_us() * 1000)
+
+
+def parted_backward() -> tuple[Any, Any] | None:
+    """What torch's pipeline runs in place of a backward: gradients of inputs, then of weights; None before torch 2.6,
+    whose functions for it take other arguments or are not there."""
+    if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 6):
+        return None
+    found = import_module("torch.distributed.pipelining._backward")
+    return found.stage_backward_input, found.stage_backward_weight

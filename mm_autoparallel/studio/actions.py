@@ -12,7 +12,7 @@ from mm_autoparallel.api.job_text import format_job
 from mm_autoparallel.api.jobs import describe_job
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.edits import move_layers, set_mode
+from mm_autoparallel.planner.edits import move_layers, set_mode, set_order
 from mm_autoparallel.planner.explain.nearest import resize_plan
 from mm_autoparallel.planner.explain.why_not import Wish, describe_wish
 from mm_autoparallel.planner.plan import Plan, parse_plan
@@ -68,6 +68,12 @@ def _mode(session: Session, action: words.SetMode) -> None:
         ["--mode", flag],
         lambda plan: set_mode(job, plan, action.modality, action.stage, action.mode, action.count),
     )
+
+
+def _order(session: Session, action: words.SetOrder) -> None:
+    told = f"another order of stage {action.stage}"
+    flag = f"{action.stage}:{' '.join(action.words.split())}"
+    _edit(session, told, ["--order", flag], lambda plan: set_order(plan, action.stage, action.words))
 
 
 def _sizes(session: Session, action: words.SetSizes) -> None:
@@ -185,6 +191,7 @@ def _check_wish(sizes: dict[str, Any]) -> Wish:
 _ACTIONS: dict[type[Any], Callable[[Session, Any], None]] = {
     words.MoveLayers: _move,
     words.SetMode: _mode,
+    words.SetOrder: _order,
     words.SetSizes: _sizes,
     words.SetKnobs: _knobs,
     words.NewJob: _job,

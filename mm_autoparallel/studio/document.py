@@ -123,7 +123,8 @@ class Studio(Noun):
     plan as it stands to each of `pins`, in their order. change: to the plan before the last action (its name is empty);
     None where that had no other plan. message: what to tell of the last action. undo, redo: what they would take back
     or do again, in words; None where nothing. commands: what the command line would be of all that led here, in order.
-    search_revision: of the searched space (GET /space); None where none was searched.
+    search_revision: of the searched space (GET /space); None where none was searched. orders: what each stage runs, as
+    texts, where the plan has an order of its own.
     """
 
     schema_name: str
@@ -144,6 +145,7 @@ class Studio(Noun):
     search_revision: int | None
     differences: tuple[Difference, ...] = ()
     change: Difference | None = None
+    orders: tuple[str, ...] = ()
 
 
 class Status(Noun):
@@ -211,6 +213,14 @@ class SetMode(Noun):
     stage: Number
     mode: Name
     count: Number
+
+
+class SetOrder(Noun):
+    """A stage runs these actions one after another, such as `0F0 1F0 0B0`, where the plan has an order of its own."""
+
+    kind: Literal["order"]
+    stage: Number
+    words: Annotated[str, Field(strict=True, min_length=1, max_length=100_000)]
 
 
 class SetSizes(Noun):
@@ -301,7 +311,19 @@ class Take(Noun):
 
 
 Action = Annotated[
-    MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | ImportLaunch | ExportPlan | Undo | Redo | Pin | Unpin | Take,
+    MoveLayers
+    | SetMode
+    | SetOrder
+    | SetSizes
+    | SetKnobs
+    | NewJob
+    | ImportLaunch
+    | ExportPlan
+    | Undo
+    | Redo
+    | Pin
+    | Unpin
+    | Take,
     Field(discriminator="kind"),
 ]
 

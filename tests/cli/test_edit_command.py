@@ -54,6 +54,24 @@ def test_sizes_take_the_nearest_strategy_placed_anew(run_cli: Run, job: Path, pl
     assert config.items() >= {"PP": 4, "TP": 8, "CP": 2, "MBS": 2, "DP": 2}.items()
 
 
+def test_an_order_is_changed_and_one_that_never_ends_refused(
+    run_cli: Run, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    count = 512 // (4 * 2)
+    one_by_one = [word for m in range(count) for word in (f"{m}F0", f"{m}B0")]
+    plan.write_text(json.dumps(PLAN | {"schedule": "free", "order": [one_by_one, one_by_one]}))
+    ahead = ["0F0", *(word for m in range(1, count) for word in (f"{m}F0", f"{m - 1}B0")), f"{count - 1}B0"]
+    new = tmp_path / "new.json"
+    done = run_cli("edit", job, "--config", plan, "--order", f"0:{' '.join(ahead)}", "--out", new)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(new.read_text())["order"] == [ahead, one_by_one]
+    assert "(-" in done.stdout
+    swapped = ["0F0", "1F0", "0B0", "1B0", *one_by_one[4:]]
+    done = run_cli("edit", job, "--config", plan, "--order", f"1:{' '.join(swapped)}", "--out", tmp_path / "no.json")
+    assert done.returncode == 2
+    assert "stage 0 waits with 0B0 for 0B0 of stage 1, stage 1 waits with 1F0 for 1F0 of stage 0" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -65,6 +83,8 @@ def test_sizes_take_the_nearest_strategy_placed_anew(run_cli: Run, job: Path, pl
         (["--move", "text:0:2:1"], "no virtual stage 2; they are 0 to 1"),
         (["--mode", "text:0:recompute=39"], "recomputes 39 layers on stage 0, which holds 38"),
         (["--mode", "text:0:recompite=1"], "modes names 'recompite'"),
+        (["--order", "0F0 0B0"], "--order '0F0 0B0' is not understood; it is such as 2:0F0 1F0 0B0 1B0"),
+        (["--order", "0:0F0 0B0"], "the plan has no order of single actions to change"),
         (["--sizes", "PP=7"], "128 is no multiple of 7"),
         (["--sizes", "XP=7"], "--sizes 'XP=7'"),
         (["--set", "cluster.num_node=4", "--move", "text:0:1:1"], "cluster.num_node"),

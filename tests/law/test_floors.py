@@ -59,7 +59,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "torch": ("profilers/", "hooks/", "integrations/torch/shipped/"),
     "torch_npu": ("profilers/npu.py",),
     "transformers": ("profilers/transformers_releases.py", "profilers/huggingface_classes.py"),
-    "ortools": ("pipeline/placement/", "pipeline/certify/order_model.py", "integrations/mindformers/"),
+    "ortools": (
+        "pipeline/placement/",
+        "pipeline/certify/order_model.py",
+        "pipeline/certify/v_model.py",
+        "integrations/mindformers/",
+    ),
     "starlette": ("studio/",),
     "uvicorn": ("studio/",),
     "ray": ("pipeline/solve/engines",),

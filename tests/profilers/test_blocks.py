@@ -102,6 +102,16 @@ def test_everything_takes_time(figures: dict[str, Figures]) -> None:
     assert figures["vision_pre"].backward_input_ms.median_ms == 0.0, "nothing before it wants a gradient"
 
 
+def test_a_backward_in_two_parts(figures: dict[str, Figures]) -> None:
+    """Of layers whose input wants a gradient. torch keeps the graph until the weights have theirs."""
+    for kind, found in figures.items():
+        assert (found.split_extra_ms is None) == (not kind.endswith("_layer"))
+        assert (found.kept_for_weight_bytes is None) == (not kind.endswith("_layer"))
+        if found.kept_for_weight_bytes is not None and found.split_extra_ms is not None:
+            assert 2 * STATE <= found.kept_for_weight_bytes <= found.activation_bytes
+            assert found.split_extra_ms.median_ms >= 0.0
+
+
 def kept_by(module: nn.Module, run: Callable[[], Tensor]) -> int:
     with KeptActivations(module) as kept:
         output = run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,38 @@ def test_pins_stand_beside_the_plan_each_on_its_own_job(session: Session, act: A
     assert page.report is not None
     assert page.report.plans[0].step_ms == before.report.plans[0].step_ms
     assert act(kind="unpin", name=hostile).pins == ()
+
+
+def one_by_one(count: int) -> str:
+    return " ".join(f"{m}F0 {m}B0" for m in range(count))
+
+
+def test_an_order_is_simulated_and_one_that_waits_for_ever_explained(session: Session, act: Act) -> None:
+    with pytest.raises(PlanError, match="no order of single actions"):
+        act(kind="order", stage=0, words="0F0 0B0")
+    act(kind="sizes", sizes={"PP": 2, "TP": 8, "VPP": 1})
+    plan = session.plan_of(session.present())
+    count = plan.num_microbatches
+    strategy = replace(plan.strategy, schedule="free")
+    orders = (one_by_one(count),) * 2
+    session.add("one by one", "", session.present().source, replace(plan, strategy=strategy, orders=orders))
+    before = session.draw(None)[0]
+    assert before.orders == orders
+    with pytest.raises(PlanError, match="stage 0 waits with 0B0 for 0B0 of stage 1, stage 1 waits with 1F0 for 1F0"):
+        act(kind="order", stage=1, words="0F0 1F0 0B0 1B0" + one_by_one(count)[len(one_by_one(2)) :])
+    assert session.draw(None)[0] == before
+    ahead = "0F0 1F0 0B0 " + " ".join(f"{m}F0 {m - 1}B0" for m in range(2, count)) + f" {count - 1}B0"
+    page = act(kind="order", stage=0, words=ahead)
+    assert page.report is not None
+    assert before.report is not None
+    assert page.orders == (ahead, orders[1])
+    assert page.report.plans[0].step_ms < before.report.plans[0].step_ms
+    assert page.commands[-1].endswith(f"--order '0:{ahead}' --out plan-3.json")
+    for told, wrong in (("has 0F0 twice", ahead + " 0F0"), ("has no", "0F0 0B0"), ("is not an action", "0X0")):
+        with pytest.raises(PlanError, match=told):
+            act(kind="order", stage=0, words=wrong)
+    with pytest.raises(PlanError, match="no stage 2"):
+        act(kind="order", stage=2, words=ahead)
 
 
 @pytest.mark.parametrize(

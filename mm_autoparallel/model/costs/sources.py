@@ -26,13 +26,17 @@ Costs = Sequence[tuple[Block, BlockCost]]
 """Blocks, each with the cost of one of it."""
 
 
-def block_sources(block: Block, cost: BlockCost) -> dict[str, str]:
-    """The sources of a block's times and bytes; how its ranks stood and its recompute where a profile says so."""
+def block_sources(block: Block, cost: BlockCost, splits: bool = False) -> dict[str, str]:
+    """The sources of a block's times and bytes; how its ranks stood and its recompute where a profile says so; and
+    where the schedule splits its backward, of what that costs and keeps."""
     sources: dict[str, str] = {"time": cost.time_source, "memory": cost.memory_source}
     if cost.arrangement:
         sources["arrangement"] = cost.arrangement
     if cost.recompute_ms is not None and block.role == "layer" and block.has_backward:
         sources["recompute"] = cost.time_source
+    if splits and cost.backward_weight_ms > 0.0:
+        is_known = cost.split_extra_ms is not None
+        sources["split"] = cost.time_source if is_known else "assumed: splitting costs nothing, and W keeps all"
     return sources
 
 

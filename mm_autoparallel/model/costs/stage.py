@@ -86,9 +86,10 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
     known = CostModel.of(job)
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
+    splits = parts_backwards(strategy.schedule, strategy.vpp, strategy.orders)
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
-        "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
+        "blocks": {block.name: block_sources(block, cost, splits) for block, cost in pairs},
         "communication": "analytic"
         if known.network is None
         else {"profile": str(known.network_path)}
@@ -266,11 +267,17 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
 
 
 def _part(block: ChainBlock, cost: BlockCost) -> ChainBlock:
-    """`block`, whose backward may run in two parts. All that it keeps is taken to be needed until the second has run:
-    no profile says what is not."""
+    """`block`, whose backward may run in two parts. Where no profile says what that costs, it is taken to cost nothing,
+    and all that the block keeps to be needed until the second part has run."""
     if not cost.backward_weight_ms:
         return replace(block, kept_for_weight_bytes=0.0)
-    return replace(block, backward_weight_ms=min(cost.backward_weight_ms, block.backward_ms))
+    kept_bytes = cost.kept_for_weight_bytes
+    return replace(
+        block,
+        backward_weight_ms=min(cost.backward_weight_ms, block.backward_ms),
+        split_extra_ms=cost.split_extra_ms or 0.0,
+        kept_for_weight_bytes=None if kept_bytes is None else min(kept_bytes, block.activation_bytes),
+    )
 
 
 def _step_ms(known: CostModel, strategy: Strategy) -> float:

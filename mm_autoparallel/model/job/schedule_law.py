@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.workload import Stack, Workload
-from mm_autoparallel.pipeline.schedules.catalog import FREE, GIVEN, OF_JOBS, OF_MICROBATCHES, SCHEDULES, Schedule
+from mm_autoparallel.pipeline.schedules.catalog import (
+    FREE,
+    GIVEN,
+    OF_JOBS,
+    OF_MICROBATCHES,
+    SCHEDULES,
+    V_CHUNKS,
+    Schedule,
+)
 from mm_autoparallel.pipeline.schedules.orders import count_sizes
 
 if TYPE_CHECKING:
@@ -73,6 +81,8 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     schedule = SCHEDULES[name]
     if name == GIVEN:
         yield from _order_reasons(workload, strategy)
+    elif name == FREE and vpp == V_CHUNKS:
+        yield f"schedule {name} is searched with one chunk a stage; {V_CHUNKS}, there and back, are placed as problems"
     elif vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif schedule.v_shaped and vpp != 2:

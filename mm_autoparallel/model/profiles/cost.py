@@ -25,7 +25,8 @@ class BlockCost:
     recompute_ms: what recomputing it adds to its backward, None where not measured. optimizer_ms: an optimizer step
     over all its parameters here, nothing sharded by ZeRO, None where not measured. arrangement: how the ranks that
     divided it stood when it was measured (ProfileEntry); empty where that is not said. error_fraction: standard error
-    of measured times, of both passes together. coverage: of operators that an operator base was
+    of measured times, of both passes together. split_extra_ms, kept_for_weight_bytes: as in ProfileEntry, None where
+    not measured. coverage: of operators that an operator base was
     asked for; None without.
     """
 
@@ -45,6 +46,8 @@ class BlockCost:
     expert_count: float = 0.0
     error_fraction: float = 0.0
     frozen_count: float = 0.0
+    split_extra_ms: float | None = None
+    kept_for_weight_bytes: float | None = None
     coverage: Coverage | None = None
 
     def mixed(self, other: BlockCost, fraction: float) -> BlockCost:
@@ -53,9 +56,9 @@ class BlockCost:
         def mean(own: float, others: float) -> float:
             return (1 - fraction) * own + fraction * others
 
-        recompute_ms = None
-        if self.recompute_ms is not None and other.recompute_ms is not None:
-            recompute_ms = mean(self.recompute_ms, other.recompute_ms)
+        def mean_known(own: float | None, others: float | None) -> float | None:
+            return None if own is None or others is None else mean(own, others)
+
         return replace(
             self,
             forward_ms=mean(self.forward_ms, other.forward_ms),
@@ -64,7 +67,9 @@ class BlockCost:
             activation_bytes=mean(self.activation_bytes, other.activation_bytes),
             checkpoint_bytes=mean(self.checkpoint_bytes, other.checkpoint_bytes),
             transient_bytes=max(self.transient_bytes, other.transient_bytes),
-            recompute_ms=recompute_ms,
+            recompute_ms=mean_known(self.recompute_ms, other.recompute_ms),
+            split_extra_ms=mean_known(self.split_extra_ms, other.split_extra_ms),
+            kept_for_weight_bytes=mean_known(self.kept_for_weight_bytes, other.kept_for_weight_bytes),
         )
 
     def without_table(self, table: BlockCost) -> BlockCost:

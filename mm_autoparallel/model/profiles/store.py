@@ -15,8 +15,8 @@ What profilers write lies in one folder, the store:
     <root>/<device>/network.json                                              model/profiles/network.py
     <root>/<device>/<model>-<hash>/tp2-cp1-mbs1-seq4096-image1024x1.json      one configuration
 
-A file appears whole or not at all, so a killed run continues with what is not there yet, and two runs in one folder at
-worst measure one configuration twice. Temporary files of killed runs are no profiles and are cleared away.
+A file appears whole or not at all, so a killed run continues with what is not there yet; two runs in one folder may
+measure one configuration twice. Temporary files of killed runs are cleared away.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class ProfileEntry(Noun):
 
     May be left out: recompute_ms, what recomputing the block adds to its backward. optimizer_ms: one optimizer step
     over all parameters this device holds of the block, nothing sharded by ZeRO. parameter_count: those parameters.
-    output_bytes: what is handed on. arrangement: `group` of real ranks, or one rank's `shard` on a single device with
-    its collectives added by formula. out_of_memory: measuring it took more memory than there is; no figures then.
+    split_extra_ms: what its gradients take more, of inputs and then of weights, than together. kept_for_weight_bytes:
+    of activation_bytes, what is kept between the two. output_bytes: what is handed on. arrangement: `group` of real
+    ranks, or one rank's `shard` with its collectives added by formula. out_of_memory: it took too much; no figures.
     """
 
     kind: Name
@@ -99,6 +100,8 @@ class ProfileEntry(Noun):
     transient_bytes: Bytes | None = None
     recompute_ms: Timing | None = None
     optimizer_ms: Timing | None = None
+    split_extra_ms: Timing | None = None
+    kept_for_weight_bytes: Bytes | None = None
     parameter_count: Number | None = None
     output_bytes: Bytes | None = None
     arrangement: Literal["group", "shard"] | None = None
@@ -248,8 +251,6 @@ def _parse_profile(path: Path, document: dict[str, Any], model: Model, device_na
         )
     return profile
 
-
-# ---------------------------------------------------------------------------------------------------------- the store
 
 _PLAIN_PRECISION = profiled_workload(Workload(global_batch_size=1, seq_length=1)).precision
 

@@ -18,7 +18,7 @@ from mm_autoparallel.model.profiles.cost import BlockCost, Source
 from mm_autoparallel.model.profiles.operators.coverage import Coverage
 from mm_autoparallel.model.profiles.store import FIGURES, ProfileEntry, ProfileFile, Timing
 
-_GROWING = (*FIGURES, "recompute_ms", "output_bytes")
+_GROWING = (*FIGURES, "recompute_ms", "output_bytes", "split_extra_ms", "kept_for_weight_bytes")
 """What grows with tokens; time of the optimizer and count of parameters do not."""
 
 
@@ -67,6 +67,8 @@ class Profiled:
     output_bytes: float | None = None
     arrangement: str = ""
     error_fraction: float = 0.0
+    split_extra_ms: float | None = None
+    kept_for_weight_bytes: float | None = None
     coverage: Coverage | None = None
 
     def slowed(self, factor: float) -> Profiled:
@@ -77,15 +79,18 @@ class Profiled:
             backward_input_ms=factor * self.backward_input_ms,
             backward_weight_ms=factor * self.backward_weight_ms,
             recompute_ms=None if self.recompute_ms is None else factor * self.recompute_ms,
+            split_extra_ms=None if self.split_extra_ms is None else factor * self.split_extra_ms,
         )
 
     def carried(self, there: BlockCost, here: BlockCost) -> Profiled:
         """What was measured under one division of the work, under another: each figure times the ratio of the analytic
         ones, `here` over `there`, or the analytic one where there was nothing to measure. A recompute goes by the
-        forward, an optimizer step by its parameters.
+        forward, an optimizer step by its parameters, what splitting costs by the weights' gradients, and what these
+        keep by all that is kept.
         """
         goes_by = {name: name for name in (*_GROWING, "parameter_count")}
         goes_by |= {"recompute_ms": "forward_ms", "optimizer_ms": "parameter_count"}
+        goes_by |= {"split_extra_ms": "backward_weight_ms", "kept_for_weight_bytes": "activation_bytes"}
 
         def carry(name: str, by: str) -> float | None:
             value, first, second = getattr(self, name), getattr(there, by), getattr(here, by)
@@ -117,6 +122,8 @@ class Profiled:
             time_source=self.time_source,
             memory_source=self.memory_source,
             recompute_ms=self.recompute_ms,
+            split_extra_ms=self.split_extra_ms,
+            kept_for_weight_bytes=self.kept_for_weight_bytes,
             optimizer_ms=self.optimizer_ms,
             arrangement=self.arrangement,
             error_fraction=self.error_fraction,
@@ -244,6 +251,8 @@ def _profiled(entry: ProfileEntry) -> Profiled:
         transient_bytes=transient_bytes,
         recompute_ms=_median_ms(entry.recompute_ms),
         optimizer_ms=_median_ms(entry.optimizer_ms),
+        split_extra_ms=_median_ms(entry.split_extra_ms),
+        kept_for_weight_bytes=entry.kept_for_weight_bytes,
         parameter_count=entry.parameter_count,
         output_bytes=entry.output_bytes,
         arrangement=entry.arrangement or "",

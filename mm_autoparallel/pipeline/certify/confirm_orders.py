@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
+from mm_autoparallel.pipeline.certify.confirm_v import confirm_v
 from mm_autoparallel.pipeline.certify.order_bounds import drop_slow
 from mm_autoparallel.pipeline.certify.order_model import find_orders
 from mm_autoparallel.pipeline.certify.order_options import Fillings, list_fillings
@@ -48,6 +49,8 @@ def confirm_orders(problem: Problem, bound_ms: float, should_stop: Callable[[], 
         raise Unconfirmed("the search covers one layout a layer only")
     if problem.pair_overlap_fraction > 0.0:
         raise Unconfirmed("the search covers orders without overlapping pairs only")
+    if problem.num_chunks > 1:
+        return confirm_v(problem, bound_ms, should_stop)
     return OrderCheck(problem, bound_ms, should_stop).run()
 
 

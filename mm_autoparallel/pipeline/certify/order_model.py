@@ -95,7 +95,7 @@ def find_orders(
             model.add(after.forward[m] >= before.forward[m] + forward + hop_forward)
             model.add(before.backward[m] >= after.handed[m] + hop_backward)
     solver = cp_model.CpSolver()
-    answer = _solve(solver, model, effort, should_stop, turn)
+    answer = solve_model(solver, model, effort, should_stop, turn)
     if answer != "found":
         return Found(answer)
     return Found("found", tuple(_write(solver, *of) for of in zip(stages, times.tolist(), strict=True)))
@@ -231,7 +231,7 @@ def _keep_at_once(
     model.add_cumulative(intervals, demands, most)
 
 
-def _solve(
+def solve_model(
     solver: cp_model.CpSolver, model: cp_model.CpModel, effort: float, should_stop: Callable[[], bool], turn: int
 ) -> Answer:
     """By one worker, without linear programs: their cuts multiply times."""

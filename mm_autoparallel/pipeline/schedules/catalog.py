@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NoReturn
 
@@ -60,7 +60,8 @@ def _order_of_problem(num_stages: int, num_chunks: int, num_microbatches: int, s
 
 
 def _order_to_find(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> NoReturn:
-    """Any order: it is found together with the placement, which has one text a stage; backwards may be parted."""
+    """Any order: it is found together with the placement, which has one text a stage; backwards may be parted. Two
+    chunks a stage run there and back."""
     raise JobError("schedule free has no order of its own: it is found together with the placement")
 
 
@@ -138,6 +139,12 @@ def find_schedule(name: str, num_chunks: int = 1) -> Schedule:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise JobError(f"schedule {name!r} is not known: known are {', '.join(SCHEDULES)}{hint}")
     schedule = SCHEDULES[name]
+    if name == FREE and num_chunks == V_CHUNKS:
+        return replace(schedule, interleaved=True, v_shaped=True)
+    if name == FREE and num_chunks > 1:
+        raise JobError(
+            f"schedule {name} runs one chunk a stage, or {V_CHUNKS} there and back, and num_chunks is {num_chunks}"
+        )
     if num_chunks > 1 and not schedule.interleaved:
         raise JobError(
             f"schedule {name} runs one chunk a stage and num_chunks is {num_chunks}: "

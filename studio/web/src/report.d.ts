@@ -318,7 +318,8 @@ export interface Share {
  * plan as it stands to each of `pins`, in their order. change: to the plan before the last action (its name is empty);
  * None where that had no other plan. message: what to tell of the last action. undo, redo: what they would take back
  * or do again, in words; None where nothing. commands: what the command line would be of all that led here, in order.
- * search_revision: of the searched space (GET /space); None where none was searched.
+ * search_revision: of the searched space (GET /space); None where none was searched. orders: what each stage runs, as
+ * texts, where the plan has an order of its own.
  */
 export interface Studio {
   schema_name: string;
@@ -341,6 +342,7 @@ export interface Studio {
   search_revision: number | null;
   differences?: Difference[];
   change?: Difference | null;
+  orders?: string[];
 }
 /**
  * How far the plan can be from the best. words: a sentence that says so, and what the bound is of.
@@ -456,7 +458,19 @@ export interface Catalog {
 export interface Do {
   revision: number;
   action:
-    MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | ImportLaunch | ExportPlan | Undo | Redo | Pin | Unpin | Take;
+    | MoveLayers
+    | SetMode
+    | SetOrder
+    | SetSizes
+    | SetKnobs
+    | NewJob
+    | ImportLaunch
+    | ExportPlan
+    | Undo
+    | Redo
+    | Pin
+    | Unpin
+    | Take;
 }
 /**
  * `count` layers of a modality from one virtual stage (chunk · PP + stage) to another; they keep their modes.
@@ -477,6 +491,14 @@ export interface SetMode {
   stage: number;
   mode: string;
   count: number;
+}
+/**
+ * A stage runs these actions one after another, such as `0F0 1F0 0B0`, where the plan has an order of its own.
+ */
+export interface SetOrder {
+  kind: "order";
+  stage: number;
+  words: string;
 }
 /**
  * Another strategy: these sizes, and of the lawful strategies that have them the one most like the present one.

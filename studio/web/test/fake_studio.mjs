@@ -109,6 +109,15 @@ class Fake {
     return `${mode} of ${modality} on stage ${stage}: ${count}`;
   }
 
+  order(studio, { stage, words }) {
+    const actions = words.split(" ");
+    const twice = actions.find((one, index) => actions.indexOf(one) < index);
+    if (twice) throw new Refused(`stage ${stage} has ${twice} twice; each action runs once`);
+    studio.orders[stage] = words;
+    this.redraw(studio);
+    return `another order of stage ${stage}`;
+  }
+
   /** The figures of the recording's other plan, with the layers and modes as they are. */
   redraw(studio) {
     const [plan, ...pinned] = studio.report.plans;

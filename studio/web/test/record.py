@@ -33,6 +33,10 @@ PLANS = {
 """Text layers of a plan, and of the one that the fake shows after an edit; vision is on the first stage."""
 
 
+ORDERS = ("0F0 1F0 0B0 1B0",) * 4
+"""What the stages of `plain` are said to run."""
+
+
 def record(folder: Path) -> None:
     """Writes all recordings into `folder`."""
     job = mmap.read_job(REPOSITORY / "examples" / "qwen2vl_72b" / "job.yaml")
@@ -146,6 +150,7 @@ def _studio(report: Any, word: str, modes: dict[str, tuple[str, ...]], sizes: tu
         work=None,
         files=(document.Offer(name=word or "plan.json", title=word or "The plan's result file"),) if report else (),
         search_revision=None,
+        orders=ORDERS if report and not word and len(report.plans[0].stages) == len(ORDERS) else (),
     )
 
 

@@ -18,6 +18,7 @@ const VIEWS = ["verdict", "timeline", "memory", "stages", "strategies", "cluster
 const TABS = [
   "tabLayers",
   "tabModes",
+  "tabOrder",
   "tabStrategy",
   "tabWhatIf",
   "tabSearch",
@@ -250,6 +251,25 @@ test("chunks are rows, and the last stage of one borders on the first of the nex
   assert.match(await boundary(page, "text", 1).getAttribute("aria-label"), /stage 1 of chunk 0 and stage 0 of chunk 1/);
   await drawn(page, () => page.keyboard.press("ArrowRight"));
   assert.deepEqual(actions(sent), [{ kind: "move", modality: "text", source: 2, target: 1, count: 1 }]);
+});
+
+test("an order is changed action by action or typed, and what cannot be is told", { skip: needsFake }, async () => {
+  const server = await studio();
+  const { page, sent } = await open(server.url);
+  await tab(page, "tabOrder");
+  const shown = () => page.locator("#tool .actions button").allTextContents();
+  assert.deepEqual(await shown(), ["0F0", "1F0", "0B0", "1B0"]);
+  await page.locator("#tool .actions button").nth(1).focus();
+  await page.keyboard.press("Enter");
+  await page.keyboard.press("ArrowRight");
+  assert.deepEqual(await shown(), ["0F0", "0B0", "1F0", "1B0"]);
+  await drawn(page, () => page.getByRole("button", { name: "Simulate this order" }).click());
+  assert.deepEqual(actions(sent), [{ kind: "order", stage: 0, words: "0F0 0B0 1F0 1B0" }]);
+  assert.deepEqual(await shown(), ["0F0", "0B0", "1F0", "1B0"]);
+  await page.locator("#tool textarea").fill("0F0 0B0 0F0 1B0");
+  await page.getByRole("button", { name: "Simulate this order" }).click();
+  await page.getByText("stage 0 has 0F0 twice").waitFor();
+  assert.equal(await page.locator("#tool textarea").inputValue(), "0F0 0B0 0F0 1B0");
 });
 
 test("modes are stepped; what cannot be is told, and the field shows what is", async () => {

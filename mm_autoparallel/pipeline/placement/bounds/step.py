@@ -130,12 +130,13 @@ def bound_step(
 def _bound_free(
     units: Units, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
 ) -> Bound:
-    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
+    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed, or
+    a stage holds two chunks."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
     from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
-    if microbatch_classes(units.problem)[0]:
+    if microbatch_classes(units.problem)[0] or units.problem.num_chunks > 1:
         return Bound(floor_ms)
     if known_ms is None or known_ms <= floor_ms:
         overflow_bytes = least_excess_bytes(units)

@@ -91,7 +91,7 @@ def list_options(
     first, count = (np.zeros((num_stages, size, size), dtype=np.int32) for _ in range(2))
     overflow = np.full((num_stages, size, size), np.inf)
     parts, num_rows = [], 0
-    mixes = _Mixes(units)
+    mixes = Mixes(units)
     for s in range(num_stages):
         part = _rows_of_stage(units, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
@@ -133,7 +133,7 @@ def explain_excess(overflow_bytes: float) -> str:
     )
 
 
-class _Mixes:
+class Mixes:
     """Counts of lanes [n, L] that a stretch of a stage may have, and what they add: forward, backward, saved, restored,
     host. Listed once for stretches with the same layers of each group."""
 
@@ -176,7 +176,7 @@ class _Mixes:
 def _rows_of_stage(
     units: Units,
     stage: int,
-    mixes: _Mixes,
+    mixes: Mixes,
     overflow: Floats,
     should_stop: Callable[[], bool],
     most_ms: float,
@@ -253,7 +253,7 @@ def _rows_of_stage(
     }
 
 
-def _fill_each(intervals: Intervals, mixes: _Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
+def _fill_each(intervals: Intervals, mixes: Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
     """Of all intervals: which each row is of, its layers in each lane, and what they add. Raises TooManyPatterns."""
     of_interval, num_rows = [np.zeros(0, dtype=np.int64)], 0
     counts, sums = [np.zeros((0, mixes.units.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]

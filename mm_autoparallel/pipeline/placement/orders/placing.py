@@ -14,6 +14,9 @@ from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.levels import options_below
 from mm_autoparallel.pipeline.placement.orders.run import OrderSearch
+from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import compile_v
+from mm_autoparallel.pipeline.placement.orders.v_shape.placing import place_v
+from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
@@ -38,7 +41,7 @@ def place_orders(
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
 ) -> PlacementResult:
     """As `place`, of a problem whose order is free."""
-    compile_orders()
+    (compile_v if problem.num_chunks > 1 else compile_orders)()
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
     units = cut_into_units(problem)
@@ -64,6 +67,10 @@ def place_orders(
     bound = bound_step(problem, should_stop=stop)
     if bound.reason:
         return replace(infeasible_result(bound.reason, bound.overflow_bytes), solve_s=time.monotonic() - began)
+    if problem.num_chunks > 1:
+        found = place_v(units, bound.step_ms, stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms)
+        found = found if isinstance(found, PlacementResult) else _result(found)
+        return replace(found, solve_s=time.monotonic() - began)
     # most ways to fill a stage are part of no good step: what is far above the bound is listed where no step is near it
     most_ms = min(cutoff_ms, NEAR_FACTOR * bound.step_ms)
     try:
@@ -94,7 +101,7 @@ def place_orders(
     return replace(_result(search), solve_s=time.monotonic() - began)
 
 
-def _result(search: OrderSearch) -> PlacementResult:
+def _result(search: OrderSearch | VSearch) -> PlacementResult:
     lower_ms = search.lower_ms
     shown = PlacementResult(
         "unknown", None, None, np.inf, lower_ms, 0.0, num_bounds=search.num_leaves, reason=search.reason, proof="orders"

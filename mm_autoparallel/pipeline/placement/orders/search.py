@@ -32,7 +32,7 @@ FAR, NEAR = 6, 4
 
 
 @kernel
-def _below(n: int) -> int:
+def draw_below(n: int) -> int:
     """A whole number from 0 to n - 1, at random; numba's randint may answer n where n is 1."""
     return int(np.random.random() * n)
 
@@ -45,8 +45,8 @@ def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: 
     """
     num_stages = rows.shape[0]
     if num_stages > 1 and np.random.random() < 0.7:
-        k = 1 + _below(num_stages - 1)
-        to = boundaries[k] + (1 + _below(radius)) * (1 if np.random.random() < 0.5 else -1)
+        k = 1 + draw_below(num_stages - 1)
+        to = boundaries[k] + (1 + draw_below(radius)) * (1 if np.random.random() < 0.5 else -1)
         if to <= boundaries[k - 1] or to >= boundaries[k + 1]:
             return False
         if count[k - 1, boundaries[k - 1], to] == 0 or count[k, to, boundaries[k + 1]] == 0:
@@ -54,13 +54,13 @@ def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: 
         boundaries[k] = to
         for s in (k - 1, k):
             begin, end = boundaries[s], boundaries[s + 1]
-            rows[s] = first[s, begin, end] + _below(count[s, begin, end])
+            rows[s] = first[s, begin, end] + draw_below(count[s, begin, end])
         return True
-    s = _below(num_stages)
+    s = draw_below(num_stages)
     begin, end = boundaries[s], boundaries[s + 1]
     if count[s, begin, end] < 2:
         return False
-    rows[s] = first[s, begin, end] + _below(count[s, begin, end])
+    rows[s] = first[s, begin, end] + draw_below(count[s, begin, end])
     return True
 
 
@@ -134,21 +134,21 @@ def search_pairs(
             _gather(table, at_rows, figures)
         elif dice < PLACE_PART + PATIENCE_PART:
             if np.random.random() < 0.8:
-                patience[_below(num_stages)] = PATIENCE[_below(len(PATIENCE))]
+                patience[draw_below(num_stages)] = PATIENCE[draw_below(len(PATIENCE))]
             else:
-                patience[:] = PATIENCE[_below(len(PATIENCE))]
+                patience[:] = PATIENCE[draw_below(len(PATIENCE))]
         elif move < num_warm:
-            s, other = _below(num_stages), _below(num_stages)
+            s, other = draw_below(num_stages), draw_below(num_stages)
             most = min(num_microbatches, int(figures[s, MOST_IN_FLIGHT]))
-            lead[s] = max(1, min(most, lead[s] + _below(5) - 2))
+            lead[s] = max(1, min(most, lead[s] + draw_below(5) - 2))
             alternate(pairs, s, lead[s])
             if np.random.random() < 0.4:
                 most = min(num_microbatches, int(figures[other, MOST_IN_FLIGHT]))
-                lead[other] = max(1, min(most, lead[other] + _below(3) - 1))
+                lead[other] = max(1, min(most, lead[other] + draw_below(3) - 1))
                 alternate(pairs, other, lead[other])
         else:
-            s, source = _below(num_stages), _below(length)
-            target = min(length - 1, max(0, source + _below(2 * FAR + 1) - FAR))
+            s, source = draw_below(num_stages), draw_below(length)
+            target = min(length - 1, max(0, source + draw_below(2 * FAR + 1) - FAR))
             if pairs[s, source] == pairs[s, target]:
                 continue
             move_letter(pairs[s], source, target)
@@ -243,7 +243,7 @@ def anneal_words(
             if num_on_path == 0:
                 num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
             if np.random.random() < 0.9:
-                c = _below(num_on_path)
+                c = draw_below(num_on_path)
                 s, source = stages[c], places[c]
                 low, high = c, c  # the stretch of the path on this stage without a wait
                 while high + 1 < num_on_path and stages[high + 1] == s and places[high + 1] == places[high] - 1:
@@ -253,12 +253,12 @@ def anneal_words(
                 begin, end = places[high], places[low]
                 if np.random.random() < 0.3:
                     begin, end = max(0, begin - 1), min(length - 1, end + 1)
-                target = begin + _below(end - begin + 1)
+                target = begin + draw_below(end - begin + 1)
                 if np.random.random() < 0.5:
-                    target = min(length - 1, max(0, source + _below(7) - 3))
+                    target = min(length - 1, max(0, source + draw_below(7) - 3))
             else:
-                s, source = _below(num_stages), _below(length)
-                target = min(length - 1, max(0, source + _below(2 * NEAR + 1) - NEAR))
+                s, source = draw_below(num_stages), draw_below(length)
+                target = min(length - 1, max(0, source + draw_below(2 * NEAR + 1) - NEAR))
             if now[s, source] == now[s, target]:
                 continue
             old[:] = now[s]

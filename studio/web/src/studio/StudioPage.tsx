@@ -145,6 +145,7 @@ function useUndoKeys(act: (action: Action) => Promise<void>): void {
     const press = (event: KeyboardEvent) => {
       if (!(event.ctrlKey || event.metaKey) || event.altKey || event.key.toLowerCase() !== "z") return;
       if (event.target instanceof HTMLInputElement && !("settles" in event.target.dataset)) return;
+      if (event.target instanceof HTMLTextAreaElement) return;
       event.preventDefault();
       void act({ kind: event.shiftKey ? "redo" : "undo" });
     };

@@ -8,6 +8,7 @@ import { Launches } from "./Launches";
 import { Layers } from "./Layers";
 import { Modes } from "./Modes";
 import { Offers } from "./Offers";
+import { Order } from "./Order";
 import { Pins } from "./Pins";
 import { Progress, Search } from "./Search";
 import type { Action, Session, Shown } from "./session";
@@ -36,6 +37,7 @@ export function Tools({ session, shown, act }: Props) {
       plan && {
         tabLayers: () => <Layers plan={plan} act={act} />,
         tabModes: () => <Modes plan={plan} modes={studio.modes} act={act} />,
+        tabOrder: () => <Order orders={studio.orders ?? []} act={act} />,
         tabStrategy: () => <Sizes studio={studio} act={act} />,
         tabWhatIf: () => <Knobs studio={studio} act={act} />,
         tabSearch: () => <Search session={session} shown={shown} />,

@@ -12,6 +12,7 @@ export function joined(first: Action, next: Action): Action | null {
   }
   if (first.kind === "mode" && next.kind === "mode")
     return first.modality === next.modality && first.stage === next.stage && first.mode === next.mode ? next : null;
+  if (first.kind === "order" && next.kind === "order") return first.stage === next.stage ? next : null;
   if (first.kind === "sizes" && next.kind === "sizes") return { ...next, sizes: { ...first.sizes, ...next.sizes } };
   if (first.kind === "knobs" && next.kind === "knobs") return { ...next, values: { ...first.values, ...next.values } };
   return null;

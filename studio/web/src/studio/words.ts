@@ -15,6 +15,7 @@ export const STUDIO_WORDS = {
   ofSpace: ["of the space", "整个空间内"],
   tabLayers: ["Layers", "层"],
   tabModes: ["Modes", "层模式"],
+  tabOrder: ["Order", "执行顺序"],
   tabStrategy: ["Strategy", "策略"],
   tabWhatIf: ["What if", "假设"],
   tabSearch: ["Search", "搜索"],
@@ -35,6 +36,18 @@ export const STUDIO_WORDS = {
   modesHelp: ["How many layers of a stage run in each mode.", "每个阶段有多少层使用该模式。"],
   noModes: ["The layers of this job have no other modes.", "此任务的层没有其他模式。"],
   modeOfStage: ["{0}: {1}", "{0}：{1}"],
+  orderHelp: [
+    "What a stage runs, one action after another: 0F0 is the forward of micro-batch 0 through chunk 0, 0B0 its backward, 0I0 and 0W0 the two parts of one.",
+    "各阶段依次执行的动作：0F0 为微批次 0 经块 0 的前向，0B0 为其反向，0I0 与 0W0 为反向的两部分。",
+  ],
+  noOrder: [
+    "The schedule of this plan has its order by name. Plans that are searched with the schedule free have one that can be changed.",
+    "此方案的调度由名称决定执行顺序。以 free 调度搜索得到的方案有可更改的顺序。",
+  ],
+  orderOf: ["Order of stage {0}", "阶段 {0} 的顺序"],
+  takeOrder: ["Simulate this order", "模拟此顺序"],
+  earlier: ["One earlier", "提前一位"],
+  later: ["One later", "推后一位"],
   strategyHelp: [
     "Another size takes the nearest strategy of the job's space that has it.",
     "更改大小后，采用任务空间中最接近的合法策略。",
