@@ -30,7 +30,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_boun
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.placement.cuts.solve import solve_with_cuts
 from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.step import simulate
 
@@ -84,7 +84,7 @@ def path_cuts(document: Document, problem: Problem, best_ms: float) -> str:
         return ""
     found: list[Placement] = []
     result = solve_with_cuts(
-        cut_into_units(problem), 1.5 * best_ms, stage_cuts(problem), np.inf, 0.0, go_on, lambda: np.inf, found.append
+        cut_into_segments(problem), 1.5 * best_ms, stage_cuts(problem), np.inf, 0.0, go_on, lambda: np.inf, found.append
     )
     if not result.exhausted or not found:
         return "not exhausted"

@@ -25,7 +25,7 @@ from semantics import Document
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, least_step
 from mm_autoparallel.pipeline.placement.orders.options import list_options
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 
 SEEDS_OF_A_MOOD = 60
 
@@ -165,7 +165,7 @@ def test_rows_refute_no_step_above_the_best(seeds: range, number: int) -> None:
         for mood in generate_free.MOODS:
             document = generate_free.problem(f"{mood}-{seed}")
             try:
-                options = list_options(cut_into_units(compare.read(document)), lambda: False)
+                options = list_options(cut_into_segments(compare.read(document)), lambda: False)
                 best_ms = free_orders.best_free(document).step_ms
             except (PlannerError, free_orders.TooLarge):
                 continue
@@ -192,7 +192,7 @@ def test_place_against_the_best_order_and_placement(part: int) -> None:
 
 
 def test_steps_that_rounding_hides_are_found() -> None:
-    """Of its best placement the solver first returns an order that is below the goal in whole units alone."""
+    """Of its best placement the solver first returns an order that is below the goal in whole segments alone."""
     verdict, status = compare_free.verdict_of("heavy-810308")
     assert not verdict.wrong
     assert status == "optimal"

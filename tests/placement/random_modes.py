@@ -34,11 +34,11 @@ def random_modes_problem(seed: int) -> Problem:
 
 def count_choices(problem: Problem) -> int:
     """About how many placements brute force plays."""
-    num_units = sum(block.count for block in problem.chain)
+    num_segments = sum(block.count for block in problem.chain)
     num_modes = [len(block.modes) for block in problem.chain for _ in range(block.count) if block.modes]
     per_chunk = max(1, len(num_modes) // problem.num_virtual_stages)
     of_chunk = comb(per_chunk + max(num_modes, default=0), per_chunk)
-    return comb(num_units - 1, problem.num_virtual_stages - 1) * of_chunk**problem.num_virtual_stages
+    return comb(num_segments - 1, problem.num_virtual_stages - 1) * of_chunk**problem.num_virtual_stages
 
 
 def _with_modes(problem: Problem, rng: random.Random, style: str) -> Problem:

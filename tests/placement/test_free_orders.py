@@ -27,7 +27,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import (
 )
 from mm_autoparallel.pipeline.placement.orders.options import list_options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry, read_problem
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -130,7 +130,7 @@ def test_what_is_known_is_no_contradiction() -> None:
         problem, known = fixture(name)
         assert problem.schedule == "free"
         assert 0.0 < known["lower_bound_ms"] <= known["best_step_ms"]
-        options = list_options(cut_into_units(problem), lambda: False)
+        options = list_options(cut_into_segments(problem), lambda: False)
         least_ms, rows = bound_stages(options).least_ms, np.arange(len(options.stage))
         assert least_ms <= known["best_step_ms"]
         above_ms = 1.01 * known["best_step_ms"]
@@ -259,13 +259,13 @@ def test_the_last_backwards_of_a_stage_are_split_where_that_gains() -> None:
 
 
 def test_many_placements_of_one_bound_are_listed_one_after_another() -> None:
-    """Sixty stages of one unit or two: 3e11 placements, all of one bound but for the stage that holds most."""
-    num_stages, num_units = 60, 66
-    stretch = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
-    rest = np.full((num_stages + 1, num_units + 1), np.inf)
-    rest[num_stages, num_units] = 1.0
+    """Sixty stages of one segment or two: 3e11 placements, all of one bound but for the stage that holds most."""
+    num_stages, num_segments = 60, 66
+    stretch = np.full((num_stages, num_segments + 1, num_segments + 1), np.inf)
+    rest = np.full((num_stages + 1, num_segments + 1), np.inf)
+    rest[num_stages, num_segments] = 1.0
     for s in range(num_stages - 1, -1, -1):
-        for at in range(num_units):
+        for at in range(num_segments):
             stretch[s, at, at + 1 : at + 3] = 1.0
         rest[s] = np.min(np.maximum(stretch[s], rest[s + 1][None, :]), axis=1)
     listed = list(islice(list_placements(Bounds(np.ones(0), stretch, rest), np.inf), 1_000))
@@ -283,15 +283,15 @@ def test_bounds_of_placements_are_below_what_is_proven_of_each() -> None:
         if problem.num_stages * problem.num_microbatches > 6:
             continue
         try:
-            units = cut_into_units(problem)
-            options = list_options(units, lambda: False)
+            segments = cut_into_segments(problem)
+            options = list_options(segments, lambda: False)
         except JobError:
             continue
         found = list(islice(list_placements(bound_stages(options), np.inf), 40))
         assert [bound_ms for bound_ms, _ in found] == sorted(bound_ms for bound_ms, _ in found)
         for bound_ms, boundaries in found[:: max(1, len(found) // 2)]:
-            alone = confined(problem, units.start[list(boundaries)].tolist())
-            assert cut_into_units(alone).num_units == problem.num_stages
+            alone = confined(problem, segments.start[list(boundaries)].tolist())
+            assert cut_into_segments(alone).num_segments == problem.num_stages
             result = place(alone, gap_fraction=PROVEN_GAP_FRACTION)
             if result.placement is not None:
                 assert bound_ms <= result.step_ms * (1.0 + ROUNDING_FRACTION), (seed, boundaries)

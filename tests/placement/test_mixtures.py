@@ -22,7 +22,7 @@ from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, buil
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
 from mm_autoparallel.pipeline.placement.place import place
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.pipeline.simulate.loads import overfull_stages
@@ -39,11 +39,12 @@ def whole_graph(problem: Problem) -> TaskGraph:
 
 def unpruned(problem: Problem, below_ms: float) -> tuple[Layers, list[StagePatterns]] | None:
     """All that a step below `below_ms` can use, linked; None where there is nothing."""
-    units, full = cut_into_units(problem), whole_graph(problem)
+    segments, full = cut_into_segments(problem), whole_graph(problem)
     patterns = [
-        list_patterns(units, full, s, *load_limits(problem, units, s, below_ms)) for s in range(problem.num_stages)
+        list_patterns(segments, full, s, *load_limits(problem, segments, s, below_ms))
+        for s in range(problem.num_stages)
     ]
-    return build_layers(units, patterns) if all(map(len, patterns)) else None
+    return build_layers(segments, patterns) if all(map(len, patterns)) else None
 
 
 def search(problem: Problem, target_ms: float, heavy_first: bool = False) -> SplitSearch | None:
@@ -80,8 +81,8 @@ def test_splits_find_the_optimum_and_nothing_below_it(style: str) -> None:
         assert found is not None, seed
         assert found.best is not None, seed
         assert found.best_ms == pytest.approx(best_ms, rel=1e-9), seed
-        units = cut_into_units(problem)
-        placement = units.placement(*boundaries_of(units, found.best))
+        segments = cut_into_segments(problem)
+        placement = segments.placement(*boundaries_of(segments, found.best))
         assert lawful_step(problem, placement) == pytest.approx(best_ms, rel=1e-9), seed
         num_found += 1
     assert num_found > 20
@@ -136,13 +137,14 @@ def test_a_mixture_is_a_mean_of_paths_and_its_bound_true() -> None:
 def test_open_cases_are_bounded_in_counted_work(name: str) -> None:
     """2 % below the best step known; the tree alone showed 7, 2 and 3 % in a minute."""
     problem, case = large_case(name)
-    units, full = cut_into_units(problem), whole_graph(problem)
+    segments, full = cut_into_segments(problem), whole_graph(problem)
     short = short_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
     target_ms = 0.98 * case["best_step_ms"]
     patterns = [
-        list_patterns(units, full, s, *load_limits(problem, units, s, target_ms)) for s in range(problem.num_stages)
+        list_patterns(segments, full, s, *load_limits(problem, segments, s, target_ms))
+        for s in range(problem.num_stages)
     ]
-    tree = PatternTree(units, patterns, short, full, target_ms, 0.0, go_on)
+    tree = PatternTree(segments, patterns, short, full, target_ms, 0.0, go_on)
     if tree.layers is None:  # its plays of single stages suffice
         assert tree.exhausted
         return

@@ -18,7 +18,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement import place
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.simulate.graph import full_graph
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -156,7 +156,7 @@ def test_stages_that_could_hold_too_much_are_given_up_after_a_bounded_number_of_
     text = ChainBlock("text", "text", 80, 1.0, 2.0)
     hops, none = (0.0,) * 7, (0.0, 0.0)
     problem = Problem(2, 4, 16, "interleaved_1f1b", (vision, text), (1.0, 1.0), none, none, hops, hops)
-    units = cut_into_units(problem)
+    segments = cut_into_segments(problem)
     graph = full_graph("interleaved_1f1b", 2, 4, 16)
     with pytest.raises(TooManyPatterns):
-        list_patterns(units, graph, 0, max_load_ms=360.0, min_load_ms=360.5)
+        list_patterns(segments, graph, 0, max_load_ms=360.0, min_load_ms=360.5)

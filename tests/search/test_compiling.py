@@ -13,7 +13,7 @@ import pytest
 
 from mm_autoparallel.pipeline.placement.compiling import samples
 from mm_autoparallel.pipeline.placement.incumbents.sums import collect_sums
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 
 NO_SEARCH = ("pipeline/balance/", "pipeline/placement/bubbles/")
 """Rooms that no search of a plan enters."""
@@ -38,13 +38,13 @@ def test_every_kernel_is_compiled_before(tmp_path: Path, repository: Path, sourc
 
 def test_whole_numbers_compile_nothing_anew() -> None:
     """Figures that are no floats in the problem of a caller are floats in the kernels' arrays."""
-    for units, (_, full) in samples():
-        blocks = tuple(replace(block, transient_bytes=0, step_once_bytes=0) for block in units.problem.chain)
+    for segments, (_, full) in samples():
+        blocks = tuple(replace(block, transient_bytes=0, step_once_bytes=0) for block in segments.problem.chain)
         whole = replace(
-            units.problem, chain=blocks, memory_limit_bytes=(16, 16), stage_static_bytes=(0, 0), stage_tail_ms=(0, 0)
+            segments.problem, chain=blocks, memory_limit_bytes=(16, 16), stage_static_bytes=(0, 0), stage_tail_ms=(0, 0)
         )
-        expected = [getattr(each, "dtype", type(each)) for each in collect_sums(units, full)]
-        found = [getattr(each, "dtype", type(each)) for each in collect_sums(cut_into_units(whole), full)]
+        expected = [getattr(each, "dtype", type(each)) for each in collect_sums(segments, full)]
+        found = [getattr(each, "dtype", type(each)) for each in collect_sums(cut_into_segments(whole), full)]
         assert found == expected
 
 

@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
 from mm_autoparallel.pipeline.placement.orders.levels import least_excess_bytes, options_below
 from mm_autoparallel.pipeline.placement.orders.options import least_overflow, list_options
 from mm_autoparallel.pipeline.placement.result import PlacementResult
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, SCHEDULES
 from mm_autoparallel.pipeline.solve.cache import SolvedCache
@@ -222,13 +222,13 @@ class TestLevels:
         for seed in range(60):
             problem = read(generate_free.problem(f"{generate_free.MOODS[seed % len(generate_free.MOODS)]}-{seed}"))
             try:
-                units = cut_into_units(problem)
-                options = list_options(units, lambda: False)
+                segments = cut_into_segments(problem)
+                options = list_options(segments, lambda: False)
             except JobError:
                 continue
             whole = bound_step(problem)
             overflow_bytes, reason = least_overflow(options)
-            assert least_excess_bytes(units) <= overflow_bytes * (1.0 + 1e-9)
+            assert least_excess_bytes(segments) <= overflow_bytes * (1.0 + 1e-9)
             if reason:
                 infeasible += 1
                 assert whole.reason
@@ -239,7 +239,7 @@ class TestLevels:
             assert whole.step_ms >= least_ms * (1.0 - 1e-9)
             for factor in (0.9, 0.999, 1.0, 1.001, 1.3):
                 most_ms = factor * least_ms
-                below = options_below(units, most_ms, lambda: False, only_bounds=True)
+                below = options_below(segments, most_ms, lambda: False, only_bounds=True)
                 found_ms = most_ms if below is None else min(most_ms, bound_stages(below).least_ms)
                 assert found_ms == pytest.approx(min(most_ms, least_ms), rel=1e-8), (seed, factor)
             known_ms, bound = 0.0, bound_step(problem, known_ms=0.0)

@@ -15,7 +15,7 @@ from split_problems import play_by_the_rules, random_orders, random_split_proble
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.placement.place import place
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.pipeline.problem_file import problem_document, read_problem
 from mm_autoparallel.pipeline.simulate.step import memory_timeline, part_pairs, simulate, tasks_on_path
@@ -26,11 +26,11 @@ from mm_autoparallel.reports.trace import render_trace
 
 
 def even_placement(problem: Problem, with_modes: bool) -> Placement:
-    """About as many units on every virtual stage; with_modes: one layer of each in the first mode."""
-    units = cut_into_units(problem)
-    boundaries = np.linspace(0, units.num_units, problem.num_virtual_stages + 1).astype(int).tolist()
-    lanes = [[int(with_modes and lane == 0) for lane in range(units.num_lanes)] for _ in range(len(boundaries) - 1)]
-    return units.placement(boundaries, lanes)
+    """About as many segments on every virtual stage; with_modes: one layer of each in the first mode."""
+    segments = cut_into_segments(problem)
+    boundaries = np.linspace(0, segments.num_segments, problem.num_virtual_stages + 1).astype(int).tolist()
+    lanes = [[int(with_modes and lane == 0) for lane in range(segments.num_lanes)] for _ in range(len(boundaries) - 1)]
+    return segments.placement(boundaries, lanes)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2])

@@ -17,7 +17,7 @@ from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearc
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import undominated_rows
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
-from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
@@ -41,28 +41,28 @@ def compile_kernels() -> None:
 
 def main() -> None:
     """Compile the local search, which makes a few moves: what the second process does."""
-    for units, graphs in samples():
-        Annealer(units, *graphs, seed=0).run(10, True, lambda: False)
+    for segments, graphs in samples():
+        Annealer(segments, *graphs, seed=0).run(10, True, lambda: False)
 
 
 def _compile_proofs() -> None:
     """Compile starts, tree and splits, which look for placements far from the best."""
-    for units, (short, full) in samples():
-        problem = units.problem
+    for segments, (short, full) in samples():
+        problem = segments.problem
         stages, num_virtual = range(problem.num_stages), problem.num_virtual_stages
         even = Placement(((problem.chain[0].count // num_virtual,),) * num_virtual, (((0, 0),),) * num_virtual)
         roomy_ms = 2.0 * simulate(problem, even).step_ms
         if problem.num_chunks == 1:
-            balanced_starts(units, full, lambda _: np.inf)
-        patterns = [list_patterns(units, full, s, *load_limits(problem, units, s, roomy_ms)) for s in stages]
-        tree = PatternTree(units, patterns, short, full, roomy_ms, 0.0, lambda: False)
+            balanced_starts(segments, full, lambda _: np.inf)
+        patterns = [list_patterns(segments, full, s, *load_limits(problem, segments, s, roomy_ms)) for s in stages]
+        tree = PatternTree(segments, patterns, short, full, roomy_ms, 0.0, lambda: False)
         if tree.layers is not None:  # enough is left for a game
             SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, lambda: False)
         tree.advance(10, roomy_ms)
     undominated_rows(np.eye(4))  # four columns, more than the samples' layers have
 
 
-def samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:
+def samples() -> Iterator[tuple[Segments, tuple[TaskGraph, TaskGraph]]]:
     """Small problems that together run every kernel, of one chunk and of two, with their short and full graphs."""
     modes = (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5))
     chain = (ChainBlock("layer", "text", 8, 1.0, 2.0, 1.0, 1.0, modes),)
@@ -70,4 +70,4 @@ def samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:
         hops = (0.0,) * (2 * num_chunks - 1)
         problem = Problem(2, num_chunks, 20, schedule, chain, (16.0, 16.0), (0.0, 0.0), (0.0, 0.0), hops, hops)
         of = (schedule, 2, num_chunks, 20)
-        yield cut_into_units(problem), (short_graph(*of), full_graph(*of))
+        yield cut_into_segments(problem), (short_graph(*of), full_graph(*of))

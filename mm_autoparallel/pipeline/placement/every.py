@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from math import comb, prod
 
-from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 
 #: So many are looked at in about a second. Assumed.
@@ -20,30 +20,34 @@ def list_placements(problem: Problem, most: int = MOST) -> list[Placement] | Non
     """
     if problem.encoders:  # each in many orders
         return None
-    units = cut_into_units(problem)
+    segments = cut_into_segments(problem)
     cuts, count = [], 0
-    for boundaries in _cuts(units):
-        count += prod(comb(n + m, m) for stage in _held(units, boundaries) for n, m in stage)
+    for boundaries in _cuts(segments):
+        count += prod(comb(n + m, m) for stage in _held(segments, boundaries) for n, m in stage)
         if count > most:
             return None
         cuts.append(boundaries)
     return [
-        units.placement(list(boundaries), [[n for row in rows for n in row] for rows in chosen])
+        segments.placement(list(boundaries), [[n for row in rows for n in row] for rows in chosen])
         for boundaries in cuts
-        for chosen in product(*(list(product(*(_counts(n, m) for n, m in of))) for of in _held(units, boundaries)))
+        for chosen in product(*(list(product(*(_counts(n, m) for n, m in of))) for of in _held(segments, boundaries)))
     ]
 
 
-def _cuts(units: Units) -> Iterator[tuple[int, ...]]:
+def _cuts(segments: Segments) -> Iterator[tuple[int, ...]]:
     """Boundaries [K + 1] within their windows, with a layer in each virtual stage and no more than it may hold."""
-    num_virtual = units.problem.num_virtual_stages
-    layers = units.layers[units.start]
-    most_layers = units.problem.max_layers_per_chunk or int(layers[-1])
+    num_virtual = segments.problem.num_virtual_stages
+    layers = segments.layers[segments.start]
+    most_layers = segments.problem.max_layers_per_chunk or int(layers[-1])
 
     def grow(cut: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         k = len(cut)
         last = k == num_virtual
-        for end in (units.num_units,) if last else range(max(cut[-1] + 1, int(units.first[k])), int(units.last[k]) + 1):
+        for end in (
+            (segments.num_segments,)
+            if last
+            else range(max(cut[-1] + 1, int(segments.first[k])), int(segments.last[k]) + 1)
+        ):
             held = layers[end] - layers[cut[-1]]
             if held > most_layers:
                 return
@@ -53,10 +57,10 @@ def _cuts(units: Units) -> Iterator[tuple[int, ...]]:
     yield from grow((0,))
 
 
-def _held(units: Units, boundaries: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+def _held(segments: Segments, boundaries: tuple[int, ...]) -> list[list[tuple[int, int]]]:
     """Of each virtual stage and group, its layers that have modes, and how many modes those have."""
-    num_modes = [int(b - a) for a, b in pairwise(units.lane_offset)]
-    at = [units.before[:, units.start[unit]] for unit in boundaries]
+    num_modes = [int(b - a) for a, b in pairwise(segments.lane_offset)]
+    at = [segments.before[:, segments.start[segment]] for segment in boundaries]
     return [[(int(n), m) for n, m in zip(after - before, num_modes, strict=True)] for before, after in pairwise(at)]
 
 

@@ -8,7 +8,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
-from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import equal_graphs
@@ -24,34 +24,34 @@ def place_at_once(problem: Problem) -> tuple[Placement, bool]:
     Where none that fits is met, it is the one that is over its limits least. The same problem gives the same placement.
     Raises JobError where no placement is lawful, or the problem contradicts itself.
     """
-    units = cut_into_units(problem)
-    reason = explain_windows(units)
+    segments = cut_into_segments(problem)
+    reason = explain_windows(segments)
     if reason:
         raise JobError(reason)
     short, full = equal_graphs(problem)
-    if units.has_layouts:
-        return _place_mixes(units, full)
-    annealer = Annealer(units, short, full, seed=0)
+    if segments.has_layouts:
+        return _place_mixes(segments, full)
+    annealer = Annealer(segments, short, full, seed=0)
     num_moves = min(MOVES * problem.num_virtual_stages, MOVE_TASKS // short.num_tasks)
     annealer.run(max(1, num_moves), True, lambda: False)
-    placement = units.placement(*annealer.best_boundaries())
+    placement = segments.placement(*annealer.best_boundaries())
     return placement, bool(np.isfinite(annealer.best_ms) and annealer.best_ms < NOTHING_FITS)
 
 
-def _place_mixes(units: Units, graph: TaskGraph) -> tuple[Placement, bool]:
+def _place_mixes(segments: Segments, graph: TaskGraph) -> tuple[Placement, bool]:
     """The same where layers have several layouts: the fastest of the balanced starts, which fit where there are any."""
     best_ms, best = np.inf, None
 
     def offer(placement: Placement) -> float:
         nonlocal best_ms, best
-        step_ms = simulate(units.problem, placement).step_ms
+        step_ms = simulate(segments.problem, placement).step_ms
         if step_ms < best_ms:
             best_ms, best = step_ms, placement
         return best_ms
 
-    balanced_starts(units, graph, offer)
+    balanced_starts(segments, graph, offer)
     if best is not None:
         return best, True
-    boundaries = np.linspace(0, units.num_units, units.problem.num_stages + 1).astype(int)
-    boundaries = np.clip(boundaries, units.first, units.last)
-    return units.placement(boundaries.tolist(), [[0] * units.num_lanes] * units.problem.num_stages), False
+    boundaries = np.linspace(0, segments.num_segments, segments.problem.num_stages + 1).astype(int)
+    boundaries = np.clip(boundaries, segments.first, segments.last)
+    return segments.placement(boundaries.tolist(), [[0] * segments.num_lanes] * segments.problem.num_stages), False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement
 from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of
 from mm_autoparallel.pipeline.simulate.loads import overfull_stages
@@ -33,9 +33,9 @@ class Overflow:
     reason: str
 
 
-def explain_windows(units: Units) -> str:
+def explain_windows(segments: Segments) -> str:
     """Why no placement exists whatever the memory, or an empty string."""
-    problem = units.problem
+    problem = segments.problem
     num_virtual, num_layers = problem.num_virtual_stages, problem.num_layers
     chunks = (
         f"{problem.num_stages} stages"
@@ -54,8 +54,8 @@ def explain_windows(units: Units) -> str:
             f"{num_layers} layers do not fit {chunks} of at most max_layers_per_chunk = {most} layers: "
             f"{needed} would do"
         )
-    if np.any(units.first > units.last):
-        k = int(np.argmax(units.first > units.last))
+    if np.any(segments.first > segments.last):
+        k = int(np.argmax(segments.first > segments.last))
         stage = stage_of(k, problem.num_stages, problem.v_shaped)
         return (
             f"the pinned or attached blocks leave no place to begin chunk {k // problem.num_stages} of stage {stage}: "
@@ -64,15 +64,15 @@ def explain_windows(units: Units) -> str:
     return ""
 
 
-def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> Overflow:
+def least_overflow(segments: Segments, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> Overflow:
     """Minimise the bytes by which the worst stage exceeds its limit, over all placements that their hosts can hold."""
     from mm_autoparallel.pipeline.placement.cuts import solve as cpsat
 
-    placement, proven = cpsat.minimise_overflow(units, should_stop, left_s)
+    placement, proven = cpsat.minimise_overflow(segments, should_stop, left_s)
     if placement is None:
-        reason = _explain_host(units, should_stop, left_s) if proven else ""
+        reason = _explain_host(segments, should_stop, left_s) if proven else ""
         return Overflow(0.0 if proven else np.inf, None, proven, reason)
-    problem = units.problem
+    problem = segments.problem
     timeline = simulate(problem, placement)
     excess = timeline.peak_memory_bytes - np.array(problem.memory_limit_bytes)
     stage = int(np.argmax(excess))
@@ -82,7 +82,7 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
     limit = problem.memory_limit_bytes[stage]
     plain = all(mode.name == RECOMPUTE for block in problem.chain for mode in block.modes)
     done = "recomputed" if plain else "in a mode"
-    more_host_bytes = _more_host(units, should_stop, left_s) if units.limits_host else None
+    more_host_bytes = _more_host(segments, should_stop, left_s) if segments.limits_host else None
     within = ", and within the limits of its host" if more_host_bytes is not None else ""
     or_host = f"; so would {_size(more_host_bytes)} more on every host" if more_host_bytes is not None else ""
     reason = (
@@ -93,24 +93,24 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
     return Overflow(over, placement, proven, reason)
 
 
-def _more_host(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> float | None:
+def _more_host(segments: Segments, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> float | None:
     """By how much higher limits of hosts would make something fit; None where none does, or it was not found."""
     from mm_autoparallel.pipeline.placement.cuts import solve as cpsat
 
-    placement, _ = cpsat.minimise_overflow(units, should_stop, left_s, "host", HOST_SOLVER_S)
-    return None if placement is None else _host_excess(units, placement)[0]
+    placement, _ = cpsat.minimise_overflow(segments, should_stop, left_s, "host", HOST_SOLVER_S)
+    return None if placement is None else _host_excess(segments, placement)[0]
 
 
-def _explain_host(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> str:
+def _explain_host(segments: Segments, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> str:
     """Why no placement keeps all hosts within their limits, whatever the devices hold."""
     from mm_autoparallel.pipeline.placement.cuts import solve as cpsat
 
-    placement, proven = cpsat.minimise_overflow(units, should_stop, left_s, "host alone", HOST_SOLVER_S)
+    placement, proven = cpsat.minimise_overflow(segments, should_stop, left_s, "host alone", HOST_SOLVER_S)
     told = "host memory: with no layer in a mode that moves bytes, some stage keeps more on its host than its limit"
     if placement is None:
         return told
-    over, stage = _host_excess(units, placement)
-    limit = units.problem.host_limit_bytes[stage]
+    over, stage = _host_excess(segments, placement)
+    limit = segments.problem.host_limit_bytes[stage]
     least = "at least " if proven else ""
     return (
         f"{told}, by {least}{_size(over)} (stage {stage}: {_size(limit + over)} of {_size(limit)}); "
@@ -118,9 +118,9 @@ def _explain_host(units: Units, should_stop: Callable[[], bool], left_s: Callabl
     )
 
 
-def _host_excess(units: Units, placement: Placement) -> tuple[float, int]:
+def _host_excess(segments: Segments, placement: Placement) -> tuple[float, int]:
     """The largest excess of any stage over its host's limit, and that stage."""
-    excess = simulate(units.problem, placement).peak_host_bytes - np.array(units.problem.host_limit_bytes)
+    excess = simulate(segments.problem, placement).peak_host_bytes - np.array(segments.problem.host_limit_bytes)
     stage = int(np.argmax(excess))
     return float(excess[stage]), stage
 

@@ -21,8 +21,8 @@ LIMIT_UNITS, HOST_UNITS = 2**27, 2**22
 
 def limit_memory(master: Master) -> None:
     """Require every stage to fit its memory, and its host."""
-    blocks = [run_blocks(master.units, r) for r in range(len(master.units.run_size))]
-    for s in range(master.units.problem.num_stages):
+    blocks = [run_blocks(master.segments, r) for r in range(len(master.segments.run_size))]
+    for s in range(master.segments.problem.num_stages):
         limit_stage_memory(master, blocks, s)
         limit_stage_host(master, blocks, s)
 
@@ -30,14 +30,15 @@ def limit_memory(master: Master) -> None:
 def limit_stage_memory(
     master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
 ) -> None:
-    """Require `stage` to fit its memory, or to exceed it by at most `excess` (in units of `unit` bytes, 0: its own)."""
-    problem = master.units.problem
+    """Require `stage` to fit its memory, or to exceed it by at most `excess` (in units of `unit` bytes, 0: its
+    own)."""
+    problem = master.segments.problem
     limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
 
     transients = [max(problem.chain[e].transient_bytes for e in members) for members in blocks]
     room = _Room(limit, unit or max(limit, 1.0) / LIMIT_UNITS, excess)
     _limit_stage(master, blocks, stage, room, Held.at_work, transients)
-    if master.units.has_step and not room.is_none:
+    if master.segments.has_step and not room.is_none:
         _limit_step(master, blocks, stage, room)
 
 
@@ -45,9 +46,9 @@ def limit_stage_host(
     master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
 ) -> None:
     """The same of what `stage` keeps on its host; nothing where that is not limited."""
-    if not master.units.limits_host:
+    if not master.segments.limits_host:
         return
-    limit = float(allowed_host_bytes(master.units.problem)[stage])
+    limit = float(allowed_host_bytes(master.segments.problem)[stage])
     unit = unit or max(limit, 1.0) / HOST_UNITS
     _limit_stage(master, blocks, stage, _Room(limit, unit, excess), Held.on_host, [0.0] * len(blocks))
 
@@ -86,7 +87,7 @@ def _limit_stage(
 
     held_bytes: of what a block holds, with so many micro-batches in flight, and pending. transients_bytes: by run.
     """
-    problem, model = master.units.problem, master.model
+    problem, model = master.segments.problem, master.model
     chain, mine, graph = problem.chain, problem.virtual_stages[stage], graph_of(problem)
     if room.is_none:
         model.add_bool_or([])
@@ -113,7 +114,7 @@ def _limit_stage(
 
 def _limit_step(master: Master, blocks: list[list[int]], stage: int, room: _Room) -> None:
     """Require what `stage` holds during the optimizer's step to keep within its room."""
-    problem, model = master.units.problem, master.model
+    problem, model = master.segments.problem, master.model
     most = max(block.step_once_bytes for block in problem.chain)
     held: list[cp_model.LinearExprT] = []
     shards: list[cp_model.LinearExprT] = []

@@ -27,7 +27,7 @@ from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infeasible_result
 from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, TREE, Run, Work
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough. Each begins
 #: anew and takes longer than the one before, so there are few.
@@ -60,14 +60,14 @@ class Method(NamedTuple):
 
 def _start_balanced(run: Run, _: Work) -> None:
     """Placements of least work for each load that the slowest stage may have."""
-    balanced_starts(run.units, run.full, run.offer, run.should_stop)
+    balanced_starts(run.segments, run.full, run.offer, run.should_stop)
 
 
 def _anneal(run: Run, work: Work) -> None:
     """One annealing run: on from the best placement with one chunk, where the starts are good; afresh, and one in each
     thread with a seed of its own, with more.
     """
-    num_moves = min(work.moves * run.units.problem.num_virtual_stages, work.move_tasks // run.short.num_tasks)
+    num_moves = min(work.moves * run.segments.problem.num_virtual_stages, work.move_tasks // run.short.num_tasks)
     annealers = run.annealers
     if not run.has_chunks:
         annealers = annealers[:1]
@@ -80,12 +80,12 @@ def _anneal(run: Run, work: Work) -> None:
                 started.result()
     for annealer in annealers:
         if annealer.best_ms < min(run.upper_ms, NOTHING_FITS):
-            run.offer(run.units.placement(*annealer.best_boundaries()))
+            run.offer(run.segments.placement(*annealer.best_boundaries()))
 
 
 def _fit(run: Run, _: Work) -> None:
     """Nothing that fits was found: the placement that exceeds the limits least, or the proof that all exceed them."""
-    overflow = least_overflow(run.units, run.should_stop, run.left_s)
+    overflow = least_overflow(run.segments, run.should_stop, run.left_s)
     if overflow.reason and overflow.proven:
         run.infeasible = infeasible_result(overflow.reason, overflow.overflow_bytes)
     elif overflow.placement is not None:
@@ -95,13 +95,13 @@ def _fit(run: Run, _: Work) -> None:
 
 def _fit_mixes(run: Run, _: Work) -> None:
     """Layouts: no mixes within the limits were found for a moderate load; look for them whatever their load."""
-    units = run.units
+    segments = run.segments
     patterns = []
-    for stage in range(units.problem.num_stages):
+    for stage in range(segments.problem.num_stages):
         if run.should_stop():
             return
-        patterns.append(list_small_patterns(units, run.full, stage))
-    built = build_layers(units, patterns)
+        patterns.append(list_small_patterns(segments, run.full, stage))
+    built = build_layers(segments, patterns)
     if built is None:
         run.infeasible = infeasible_result("memory: no mix of layouts and modes keeps every stage within its limit")
         run.ended = True
@@ -129,11 +129,11 @@ def _polish(run: Run, work: Work) -> None:
     for radius in (0, 1):
         if run.best is None or run.should_stop():
             return
-        boundaries = np.array(run.units.boundaries(run.best)[0])
+        boundaries = np.array(run.segments.boundaries(run.best)[0])
         near = replace(
-            run.units,
-            first=np.maximum(run.units.first, boundaries - radius),
-            last=np.minimum(run.units.last, boundaries + radius),
+            run.segments,
+            first=np.maximum(run.segments.first, boundaries - radius),
+            last=np.minimum(run.segments.last, boundaries + radius),
         )
         with suppress(TooManyPatterns):
             _grow(run, _plant(run, near, run.upper_ms, run.gap_fraction), work.tree_tasks // 4)
@@ -148,8 +148,8 @@ def _relax(run: Run, work: Work) -> None:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 
     with suppress(Unrelaxable):
-        tree = run.fractions = run.fractions or FractionalTree(run.units.problem)
-        num_iterations = work.iterations * run.units.problem.num_virtual_stages * run.units.num_units
+        tree = run.fractions = run.fractions or FractionalTree(run.segments.problem)
+        num_iterations = work.iterations * run.segments.problem.num_virtual_stages * run.segments.num_segments
         ceiling_ms = run.most_fraction * run.upper_ms
         if run.best is None:  # a cutoff alone, that others reached: a bound below it is of little use
             tree.advance(ceiling_ms, ceiling_ms, num_iterations, run.should_stop)
@@ -160,12 +160,12 @@ def _relax(run: Run, work: Work) -> None:
 
 def _search_tree(run: Run, work: Work) -> None:
     """Go on with the pattern tree; with a new one, of fewer patterns, where the best step has fallen."""
-    if run.units.has_layouts:
+    if run.segments.has_layouts:
         _climb(run, work)
         return
     if run.tree is None or run.upper_ms < run.tree_began_ms * REBUILD_FRACTION:
         run.tree, run.tree_began_ms = None, run.upper_ms
-        run.tree = _plant(run, run.units, run.upper_ms, run.gap_fraction)
+        run.tree = _plant(run, run.segments, run.upper_ms, run.gap_fraction)
     _grow(run, run.tree, work.tree_tasks)
     run.num_bounds = run.tree.num_nodes
     run.raise_bound(run.tree.lower_bound_ms, "tree")
@@ -180,25 +180,25 @@ def _climb(run: Run, work: Work) -> None:
         level_ms = min(fraction * highest_ms, run.upper_ms)
         if run.done or level_ms <= run.lower_ms:
             continue
-        tree = _plant(run, run.units, level_ms, run.gap_fraction)
+        tree = _plant(run, run.segments, level_ms, run.gap_fraction)
         while not tree.exhausted and not run.should_stop():
             _grow(run, tree, work.tree_tasks)
         run.num_bounds += tree.num_nodes
         run.raise_bound(tree.lower_bound_ms, "tree")
 
 
-def _plant(run: Run, units: Units, upper_ms: float, gap_fraction: float) -> PatternTree:
-    """A tree over everything in `units` that a step below upper_ms can use; it may end that close to it.
+def _plant(run: Run, segments: Segments, upper_ms: float, gap_fraction: float) -> PatternTree:
+    """A tree over everything in `segments` that a step below upper_ms can use; it may end that close to it.
 
     Raises TooManyPatterns.
     """
-    problem = units.problem
-    patterns = list_mixed_patterns(units, run.full, upper_ms, run.should_stop) if units.has_layouts else []
+    problem = segments.problem
+    patterns = list_mixed_patterns(segments, run.full, upper_ms, run.should_stop) if segments.has_layouts else []
     for stage in range(len(patterns), problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
-        patterns.append(list_patterns(units, run.full, stage, *load_limits(problem, units, stage, upper_ms)))
-    return PatternTree(units, patterns, run.short, run.full, upper_ms, gap_fraction, run.should_stop)
+        patterns.append(list_patterns(segments, run.full, stage, *load_limits(problem, segments, stage, upper_ms)))
+    return PatternTree(segments, patterns, run.short, run.full, upper_ms, gap_fraction, run.should_stop)
 
 
 def _grow(run: Run, tree: PatternTree, num_tasks: int) -> None:
@@ -223,11 +223,11 @@ def _mix(run: Run, work: Work) -> None:
         level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
         splits, run.splits = run.splits, None  # what holds placements that fit by rounding only is not gone on with
         if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
-            tree = _plant(run, run.units, level_ms, 0.0)
+            tree = _plant(run, run.segments, level_ms, 0.0)
             if tree.layers is None:
                 run.raise_bound(tree.lower_bound_ms, "tree")
                 continue
-            splits = SplitSearch(run.units.problem, tree.layers, tree.patterns, run.full, level_ms)
+            splits = SplitSearch(run.segments.problem, tree.layers, tree.patterns, run.full, level_ms)
         splits.target_ms = min(splits.target_ms, level_ms)
         before, some = splits.num_tasks, min(num_tasks, SPLIT_TASKS)
         dive, run.dive = run.dive, None
@@ -251,13 +251,13 @@ def _dive(run: Run, dive: SplitSearch | None, target_ms: float, num_tasks: int) 
     """The search beside the mixtures, or a new one, after so many tasks more; None where stages could hold too much."""
     if dive is None:
         try:
-            tree = _plant(run, run.units, target_ms, 0.0)
+            tree = _plant(run, run.segments, target_ms, 0.0)
         except TooManyPatterns:
             tree = None
         if tree is None or tree.layers is None:
             run.dives = False
             return None
-        dive = SplitSearch(run.units.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True)
+        dive = SplitSearch(run.segments.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True)
     dive.target_ms = min(dive.target_ms, target_ms)
     dive.advance(num_tasks, run.should_stop)
     return dive
@@ -268,9 +268,9 @@ def _cut(run: Run, work: Work) -> None:
     from mm_autoparallel.pipeline.placement.cuts import solve as cpsat
 
     result = cpsat.solve_with_cuts(
-        run.units,
+        run.segments,
         run.upper_ms,
-        run.cuts or stage_cuts(run.units.problem),
+        run.cuts or stage_cuts(run.segments.problem),
         work.solver_s,
         run.gap_fraction,
         run.should_stop,
@@ -293,12 +293,12 @@ METHODS = (
     Method(
         "linear program",
         "prices",
-        lambda run: run.is_whole and run.has_chunks and run.has_step and not (run.units.is_plain and run.mixes),
+        lambda run: run.is_whole and run.has_chunks and run.has_step and not (run.segments.is_plain and run.mixes),
         _relax,
     ),
-    Method("annealing", "none", lambda run: not run.units.has_layouts, _anneal),
-    Method("least overflow", "none", lambda run: not run.has_step and not run.units.has_layouts, _fit),
-    Method("mixes that fit", "none", lambda run: not run.has_step and run.units.has_layouts, _fit_mixes),
+    Method("annealing", "none", lambda run: not run.segments.has_layouts, _anneal),
+    Method("least overflow", "none", lambda run: not run.has_step and not run.segments.has_layouts, _fit),
+    Method("mixes that fit", "none", lambda run: not run.has_step and run.segments.has_layouts, _fit_mixes),
     Method(
         "polish",
         "none",
@@ -306,7 +306,7 @@ METHODS = (
         _polish,
     ),
     # settles most chunked and all moderate problems
-    Method(TREE, "tree", lambda run: run.has_step and (run.can_list(TREE) or run.units.has_layouts), _search_tree),
+    Method(TREE, "tree", lambda run: run.has_step and (run.can_list(TREE) or run.segments.has_layouts), _search_tree),
     # settles chunked ones that the tree leaves open, or leaves a small gap
     Method(
         MIXTURES,
@@ -318,7 +318,7 @@ METHODS = (
     Method(
         "path cuts",
         "cuts",
-        lambda run: run.has_step and not run.mixes and not run.done and not run.units.has_layouts,
+        lambda run: run.has_step and not run.mixes and not run.done and not run.segments.has_layouts,
         _cut,
     ),
 )

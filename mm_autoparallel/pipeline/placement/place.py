@@ -19,7 +19,7 @@ from mm_autoparallel.pipeline.placement.methods import METHODS, Method
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.placement.run import Run, rounds
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
@@ -67,8 +67,8 @@ def place(
         )
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    units = cut_into_units(problem)
-    reason = explain_windows(units)
+    segments = cut_into_segments(problem)
+    reason = explain_windows(segments)
     if reason:
         return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
 
@@ -79,10 +79,10 @@ def place(
 
     graphs = equal_graphs(problem)
     run = Run(
-        units,
+        segments,
         frozenset(method.name for method in methods),
         *graphs,
-        annealers=[Annealer(units, *graphs, seed) for seed in range(NUM_ANNEALERS)],
+        annealers=[Annealer(segments, *graphs, seed) for seed in range(NUM_ANNEALERS)],
         should_stop=stop,
         left_s=lambda: deadline - time.monotonic(),
         on_better=on_better,
@@ -98,7 +98,7 @@ def place(
 
 def _search(run: Run, methods: Sequence[Method]) -> None:
     """Improve and prove, round by round, until done, told to stop, or nothing fits at all."""
-    for number, work in enumerate(rounds(run.units.problem.num_chunks)):
+    for number, work in enumerate(rounds(run.segments.problem.num_chunks)):
         if number and run.done:
             return
         run.round_number = number
@@ -110,7 +110,7 @@ def _search(run: Run, methods: Sequence[Method]) -> None:
             except TooManyPatterns:
                 was_too_many = method.name in run.too_many_ms
                 run.too_many_ms[method.name] = run.upper_ms
-                run.ended = run.units.has_layouts and was_too_many and not run.should_stop()
+                run.ended = run.segments.has_layouts and was_too_many and not run.should_stop()
                 run.reason = "the mixes of layouts of a stage are too many to be listed" if run.ended else ""
             if run.ended or run.should_stop() or (method.proof != "none" and run.done):
                 return
@@ -126,8 +126,10 @@ def _result(run: Run) -> PlacementResult:
     )  # fmt: skip
     if run.best is None:
         return replace(shown, status="dominated") if run.has_step and run.done else shown
-    best = run.best if run.units.is_plain or run.units.has_layouts else drop_needless_modes(run.units, run.best)
-    timeline = simulate(run.units.problem, best)
+    best = (
+        run.best if run.segments.is_plain or run.segments.has_layouts else drop_needless_modes(run.segments, run.best)
+    )
+    timeline = simulate(run.segments.problem, best)
     status: Status = "optimal" if run.lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_GAP_FRACTION) else "feasible"
     return replace(
         shown,

@@ -21,7 +21,7 @@ from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatt
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
@@ -84,7 +84,7 @@ class Run:
     beside splits, where it can (dives).
     """
 
-    units: Units
+    segments: Segments
     method_names: frozenset[str]
     short: TaskGraph
     full: TaskGraph
@@ -116,7 +116,7 @@ class Run:
     # patterns, mix paths or relax; others play the graph, or see nothing of it but paths
 
     def __post_init__(self) -> None:
-        problem = self.units.problem
+        problem = self.segments.problem
         self.has_chunks = problem.num_chunks > 1
         self.is_equal = not microbatch_classes(problem)[0]
         by_rule = find_schedule(problem.schedule, problem.num_chunks).given_by == "rule"
@@ -152,9 +152,9 @@ class Run:
 
     def offer(self, placement: Placement) -> float:
         """Take a placement if the simulator says that it fits and is faster than the best; the best step in ms."""
-        timeline = simulate(self.units.problem, placement)
+        timeline = simulate(self.segments.problem, placement)
         peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
-        if timeline.step_ms < self.upper_ms and not find_misfits(self.units.problem, *peaks):
+        if timeline.step_ms < self.upper_ms and not find_misfits(self.segments.problem, *peaks):
             self.upper_ms, self.best = timeline.step_ms, placement
             self.on_better(timeline.step_ms, placement)
         return self.upper_ms
@@ -163,7 +163,9 @@ class Run:
         """The same of patterns that take step_ms. Raises TooManyPatterns where they fit by rounding only: a search that
         holds on to them finds nothing slower any more.
         """
-        if self.offer(self.units.placement(*boundaries_of(self.units, best))) > step_ms * (1.0 + ROUNDING_FRACTION):
+        if self.offer(self.segments.placement(*boundaries_of(self.segments, best))) > step_ms * (
+            1.0 + ROUNDING_FRACTION
+        ):
             raise TooManyPatterns
 
     def raise_bound(self, lower_ms: float, proof: Proof) -> None:

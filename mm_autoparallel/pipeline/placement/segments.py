@@ -1,7 +1,7 @@
-"""Units: the chain cut into the smallest pieces that a placement may part, with prefix sums over them.
+"""Segments: the chain cut into the smallest pieces that a placement may part, with prefix sums over them.
 
-Blocks that must stay together (attach) form one unit; equal units in a row form a run. A chunk holds an interval of
-units, and everything it costs is a difference of prefix sums.
+Blocks that must stay together (attach) form one segment; equal segments in a row form a run. A chunk holds an interval
+of segments, and everything it costs is a difference of prefix sums.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
-    """N units over a flat chain of E blocks.
+class Segments:
+    """N segments over a flat chain of E blocks.
 
-    flat: chain index of each flat block, [E]. start: flat position where each unit begins, [N + 1].
-    run: which run each unit belongs to, [N]. run_size: units in each run.
+    flat: chain index of each flat block, [E]. start: flat position where each segment begins, [N + 1].
+    run: which run each segment belongs to, [N]. run_size: segments in each run.
     forward_ms … layers, step_bytes, step_shard_bytes, weight_ms (of backwards, what is the weights'), parted_ms (that
     and what parting costs), pending_bytes: prefix sums over flat positions, [E + 1]. transient_bytes, step_once_bytes:
     per flat block, [E].
@@ -36,8 +36,8 @@ class Units:
     layers that it holds in the first mode, the next n2 in the second, … extra_forward_ms, extra_backward_ms,
     saved_bytes, restored_bytes, host_bytes: [L, most + 1] prefix sums over the group's layers, were they in the lane's
     mode; saved is the block's own activation minus the mode's.
-    Where layers have layouts, prefix sums are of the least of any layout: bounds of what the units cost.
-    first, last: lowest and highest unit index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
+    Where layers have layouts, prefix sums are of the least of any layout: bounds of what the segments cost.
+    first, last: lowest and highest segment index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
     """
 
     problem: Problem
@@ -71,7 +71,7 @@ class Units:
     pending_bytes: Floats
 
     @property
-    def num_units(self) -> int:
+    def num_segments(self) -> int:
         return len(self.start) - 1
 
     @property
@@ -101,8 +101,8 @@ class Units:
         return one_each and not self.extra_forward_ms.any() and not self.host_bytes.any()
 
     def placement(self, boundaries: list[int], lanes: list[list[int]]) -> Placement:
-        """The placement with virtual stage k = units boundaries[k] to boundaries[k + 1], lanes[k][lane] layers in each
-        lane.
+        """The placement with virtual stage k = segments boundaries[k] to boundaries[k + 1], lanes[k][lane] layers in
+        each lane.
         """
         chain = self.problem.chain
         group_of = {name: g for g, name in enumerate(self.groups)}
@@ -127,7 +127,7 @@ class Units:
         return Placement(tuple(layers), tuple(modes))
 
     def boundaries(self, placement: Placement) -> tuple[list[int], list[list[int]]]:
-        """The inverse of `placement`: unit boundaries [K + 1] and counts of lanes [K][L]."""
+        """The inverse of `placement`: segment boundaries [K + 1] and counts of lanes [K][L]."""
         group_of = {name: g for g, name in enumerate(self.groups)}
         ends = np.cumsum([0, *(sum(held) for held in placement.layers)])
         lanes = []
@@ -140,7 +140,7 @@ class Units:
         return np.searchsorted(self.start, ends).tolist(), lanes
 
 
-def cut_into_units(problem: Problem) -> Units:
+def cut_into_segments(problem: Problem) -> Segments:
     """Flatten the chain. Raises JobError where pins or attachments contradict the chain's order, or modes one
     another."""
     check_modes(problem)
@@ -164,7 +164,7 @@ def cut_into_units(problem: Problem) -> Units:
     run = np.cumsum([0, *(a != b for a, b in pairwise(signatures))])
     layers = _prefix([int(chain[e].layer) for e in flat]).astype(np.int64)
     first, last = _boundary_windows(problem, flat, start, layers)
-    return Units(
+    return Segments(
         problem=problem,
         flat=np.array(flat),
         start=np.array(start),
@@ -223,7 +223,7 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
 
 
 def _sum_lanes(chain: tuple[ChainBlock, ...], flat: list[int]) -> dict[str, Any]:
-    """`groups`, lanes and their sums, as `Units` holds them."""
+    """`groups`, lanes and their sums, as `Segments` holds them."""
     modes_of = {block.group: len(block.modes) for block in chain if block.modes}
     names = tuple(modes_of)
     before = np.zeros((len(names), len(flat) + 1), dtype=np.int64)
@@ -254,11 +254,11 @@ def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layer
 
     Empty windows (first > last) mean that no placement exists; `infeasible` says why.
     """
-    chain, num_virtual, num_units = problem.chain, problem.num_virtual_stages, len(start) - 1
+    chain, num_virtual, num_segments = problem.chain, problem.num_virtual_stages, len(start) - 1
     pinned = [[chain[e].pinned for e in flat[a:b]] for a, b in pairwise(start)]
     after_first = max((u + 1 for u, pins in enumerate(pinned) if "first" in pins), default=0)
-    before_last = min((u for u, pins in enumerate(pinned) if "last" in pins), default=num_units)
-    low, high = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_units, dtype=np.int64)
+    before_last = min((u for u, pins in enumerate(pinned) if "last" in pins), default=num_segments)
+    low, high = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_segments, dtype=np.int64)
     for u, (a, b) in enumerate(pairwise(start)):  # where a boundary may lie for the sake of blocks that keep to stages
         for begin, end in filter(None, (chain[e].within for e in flat[a:b])):
             high[min(begin, num_virtual)] = min(high[min(begin, num_virtual)], u)
@@ -268,21 +268,21 @@ def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layer
         raise JobError(
             f"the pinned blocks ({names}) contradict the chain's order: pinned first must come before pinned last"
         )
-    at = layers[np.array(start)]  # layers before each unit
+    at = layers[np.array(start)]  # layers before each segment
     most = problem.max_layers_per_chunk if problem.max_layers_per_chunk is not None else int(layers[-1])
-    first, last = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_units, dtype=np.int64)
+    first, last = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_segments, dtype=np.int64)
     last[0] = 0
     for k in range(1, num_virtual + 1):  # leftmost: one layer each; rightmost: as many as allowed
-        first[k] = np.searchsorted(at, at[first[k - 1]] + 1) if at[first[k - 1]] < at[-1] else num_units + 1
+        first[k] = np.searchsorted(at, at[first[k - 1]] + 1) if at[first[k - 1]] < at[-1] else num_segments + 1
         last[k] = np.searchsorted(at, at[last[k - 1]] + most, side="right") - 1
         if k == 1:
             first[k] = max(first[k], after_first)
         if k < num_virtual:
             last[k] = min(last[k], before_last)
         first[k], last[k] = max(first[k], low[k]), min(last[k], high[k])
-        if first[k] > num_units:
+        if first[k] > num_segments:
             return first, np.minimum(last, first - 1)
-    first[num_virtual] = num_units
+    first[num_virtual] = num_segments
     for k in range(num_virtual - 1, 0, -1):
         last[k] = min(last[k], np.searchsorted(at, at[last[k + 1]] - 1, side="right") - 1)
         first[k] = max(first[k], np.searchsorted(at, at[first[k + 1]] - most))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, peak_bytes, peak_host_bytes, sum_loads
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -17,19 +17,19 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 EQUAL_FRACTION = 1e-12
 
 
-def drop_needless_modes(units: Units, placement: Placement) -> Placement:
+def drop_needless_modes(segments: Segments, placement: Placement) -> Placement:
     """`placement`, which fits its memory, with as few layers in modes as fit it, where that is no slower: of each
     virtual stage the modes that compute most first, then those that move bytes.
     """
-    problem = units.problem
-    boundaries, lanes = units.boundaries(placement)
+    problem = segments.problem
+    boundaries, lanes = segments.boundaries(placement)
 
     def fits() -> bool:
-        loads = sum_loads(problem, units.placement(boundaries, lanes))
+        loads = sum_loads(problem, segments.placement(boundaries, lanes))
         return not find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
 
-    extra_ms = units.extra_forward_ms[:, -1] + units.extra_backward_ms[:, -1]
-    order = np.lexsort((units.host_bytes[:, -1], -extra_ms)).tolist()
+    extra_ms = segments.extra_forward_ms[:, -1] + segments.extra_backward_ms[:, -1]
+    order = np.lexsort((segments.host_bytes[:, -1], -extra_ms)).tolist()
     for row in lanes:
         for lane in order:
             low, high = 0, row[lane]  # the least count that fits: fewer layers in a mode hold no less
@@ -37,6 +37,6 @@ def drop_needless_modes(units: Units, placement: Placement) -> Placement:
                 row[lane] = (low + high) // 2
                 low, high = (low, row[lane]) if fits() else (row[lane] + 1, high)
             row[lane] = high
-    tidied = units.placement(boundaries, lanes)
+    tidied = segments.placement(boundaries, lanes)
     as_fast = simulate(problem, tidied).step_ms <= simulate(problem, placement).step_ms * (1.0 + EQUAL_FRACTION)
     return tidied if as_fast and fits() else placement

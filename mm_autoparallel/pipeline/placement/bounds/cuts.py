@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.placement.bounds.bound import Look, least_step
 from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside, can_take, least_rest, open_stretches
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import MAX_INTERVALS, OneChunk, least_loads, prepare
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 
 Floats = NDArray[np.float64]
 
@@ -27,11 +27,11 @@ class Cuts:
     rest_ms: Floats
 
     @classmethod
-    def of_units(cls, units: Units, beside: Beside, look: Look) -> Cuts | None:
+    def of_segments(cls, segments: Segments, beside: Beside, look: Look) -> Cuts | None:
         """None where intervals are too many. Raises what `look` does."""
-        if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
+        if segments.problem.num_stages * (segments.num_segments + 1) ** 2 > MAX_INTERVALS:
             return None
-        of = prepare(units, 1.0, 1.0, beside)
+        of = prepare(segments, 1.0, 1.0, beside)
         loads = least_loads(of, look)
         return cls(of, loads, least_rest(of, loads))
 
@@ -46,7 +46,7 @@ class Cuts:
         return least_step(floor_ms, is_possible, look).step_ms
 
     def lightest(self, step_ms: float) -> list[int] | None:
-        """Boundaries in units [P + 1] of the least work, of stages that `step_ms` leaves open; None where there are
+        """Boundaries in segments [P + 1] of the least work, of stages that `step_ms` leaves open; None where there are
         none."""
         is_open = open_stretches(self.of, self.loads_ms, self.rest_ms, step_ms)
         if is_open is None:

@@ -21,7 +21,7 @@ may lie where that stage waits, but on some paths it does not:
     all          M L and all their passes there
 
 Under a step, `winding` says of each stage how long the stages from it on may take in the mean of any number of them,
-hops included: its pace. What the stages from a unit on exceed a pace by, at the least over their placements, is kept
+hops included: its pace. What the stages from a segment on exceed a pace by, at the least over their placements, is kept
 for some paces, and a pace is rounded up to one of them.
 """
 
@@ -69,10 +69,10 @@ def nothing_beside(num_stages: int) -> Beside:
 
 
 def least_rest(of: OneChunk, loads: Floats) -> Floats:
-    """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a unit, forth and back."""
-    num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
-    rest = np.full((num_stages + 1, num_units + 1), np.inf)
-    rest[num_stages, num_units] = 0.0
+    """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a segment, forth and back."""
+    num_stages, num_segments = len(of.in_flight), len(of.transient_bytes)
+    rest = np.full((num_stages + 1, num_segments + 1), np.inf)
+    rest[num_stages, num_segments] = 0.0
     for s in range(num_stages - 1, -1, -1):
         rest[s] = np.min(of.least_scale * loads[s] + of.hop_ms[s] + rest[s + 1], axis=1)
     return rest
@@ -84,7 +84,7 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
 
 
 def open_stretches(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> Bools | None:
-    """[P, N + 1, N + 1] which stretches of units stages may hold in such placements; None where there is none."""
+    """[P, N + 1, N + 1] which stretches of segments stages may hold in such placements; None where there is none."""
     is_open = np.isfinite(loads)
     for _ in range(NUM_ROUNDS if of.winds else 1):
         least = _go_forth(of, loads, rest, step_ms, is_open)
@@ -101,11 +101,11 @@ def open_stretches(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) ->
 def _go_forth(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open: Bools) -> Floats:
     """[P + 1, N + 1] least time of one micro-batch through the stages before each, forth and back, by where they end;
     stages that no path within step_ms goes through are closed."""
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_stages, num_segments = of.in_flight.shape[0], of.transient_bytes.shape[0]
     num_microbatches, beside = of.num_microbatches, of.beside
-    least = np.full((num_stages + 1, num_units + 1), np.inf)
+    least = np.full((num_stages + 1, num_segments + 1), np.inf)
     least[0, 0] = beside.lead_ms
-    back = np.full((num_stages + 1, num_units + 1), np.inf)  # the same of backwards alone, and of what follows them
+    back = np.full((num_stages + 1, num_segments + 1), np.inf)  # the same of backwards alone, and of what follows them
     back[0, 0] = 0.0
     for s in range(num_stages):
         in_turn = num_microbatches - 2 - of.num_warmup[s]
@@ -153,7 +153,7 @@ def _go_forth(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open
 @kernel
 def _go_back(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open: Bools, least: Floats) -> Floats:
     """`rest` of what is open, after winding paths have closed what they take longer through."""
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_stages, num_segments = of.in_flight.shape[0], of.transient_bytes.shape[0]
     least_ms, most_ms = np.inf, 0.0
     for s in range(num_stages):
         in_turn = of.num_microbatches - 2 - of.num_warmup[s]
@@ -163,10 +163,10 @@ def _go_back(of: OneChunk, loads: Floats, rest: Floats, step_ms: float, is_open:
                 least_ms, most_ms = min(least_ms, pace), max(most_ms, pace)
     most_ms = min(most_ms, MOST_PACE * step_ms / of.num_microbatches)
     paces = np.linspace(max(least_ms, LEAST_PACE * most_ms), most_ms, NUM_PACES)
-    excess = np.full((num_stages + 1, num_units + 1, NUM_PACES), np.inf)
-    excess[num_stages, num_units] = -np.inf
-    left = np.full((num_stages + 1, num_units + 1), np.inf)
-    left[num_stages, num_units] = 0.0
+    excess = np.full((num_stages + 1, num_segments + 1, NUM_PACES), np.inf)
+    excess[num_stages, num_segments] = -np.inf
+    left = np.full((num_stages + 1, num_segments + 1), np.inf)
+    left[num_stages, num_segments] = 0.0
     for s in range(num_stages - 1, -1, -1):
         in_turn = of.num_microbatches - 2 - int(of.num_warmup[s])
         most_apart = 0  # micro-batches that no whole round takes

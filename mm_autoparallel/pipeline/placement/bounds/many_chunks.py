@@ -35,7 +35,7 @@ from mm_autoparallel.pipeline.placement.bounds.main_kind import (
 )
 from mm_autoparallel.pipeline.placement.bounds.options import least_cost, most_layers, options_of
 from mm_autoparallel.pipeline.placement.paths.average_path import AveragePath, average_path
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
@@ -67,28 +67,28 @@ class _Chain:
 
 
 def bound_many_chunks(
-    problem: Problem, units: Units, least_scale: float, floor_ms: float, sharpen: bool, look: Look
+    problem: Problem, segments: Segments, least_scale: float, floor_ms: float, sharpen: bool, look: Look
 ) -> Bound:
     """The bound of a problem with several chunks a stage, at least `floor_ms`.
 
-    units: of the problem with every micro-batch the mean of its own. least_scale: the least factor of a block's times
-    on any micro-batch, relative to that mean. sharpen: bound every place of the first layer of the main kind by itself,
-    and use mixtures of paths as well. Raises what `look` does.
+    segments: of the problem with every micro-batch the mean of its own. least_scale: the least factor of a block's
+    times on any micro-batch, relative to that mean. sharpen: bound every place of the first layer of the main kind by
+    itself, and use mixtures of paths as well. Raises what `look` does.
     """
     if all(block.pinned for block in problem.chain):
         return Bound(floor_ms)
-    chain = _divide(problem, units)
+    chain = _divide(problem, segments)
     of = main_kind(problem, problem.chain[chain.main], chain.num_layers, chain.pinned)
     excess_bytes = float(least_excess(of))
     if excess_bytes > 0.0:
         return overfull(problem, excess_bytes, None, exact=False)
-    counts = _Counts(problem, units, chain, of, least_scale)
+    counts = _Counts(problem, segments, chain, of, least_scale)
     if not any(counts.can_hold(place, 0.0) for place in chain.places):
         return overfull(problem, _find_excess(counts), None, exact=False)
     if not of.is_still.all() and not counts.has_room(None, ANY_STEP_MS):
         roomy = of._replace(moved_bytes=np.zeros_like(of.moved_bytes), is_still=np.ones_like(of.is_still))
         unlimited = replace(problem, host_limit_bytes=())
-        if _Counts(unlimited, units, chain, roomy, least_scale).has_room(None, ANY_STEP_MS):
+        if _Counts(unlimited, segments, chain, roomy, least_scale).has_room(None, ANY_STEP_MS):
             return overfull_host(problem)
     bound = least_step(floor_ms, lambda step_ms: counts.has_room(None, step_ms), look)
     return _sharpen(counts, bound, look) if sharpen else bound
@@ -129,10 +129,10 @@ def _sharpen(counts: _Counts, bound: Bound, look: Look) -> Bound:
     return bound
 
 
-def _divide(problem: Problem, units: Units) -> _Chain:
+def _divide(problem: Problem, segments: Segments) -> _Chain:
     """The chain by its main kind: the movable layers with the most work."""
     chain = problem.chain
-    loads_ms = [block.count * (block.forward_ms + block.backward_ms) for block in units.problem.chain]
+    loads_ms = [block.count * (block.forward_ms + block.backward_ms) for block in segments.problem.chain]
     main = max((e for e, block in enumerate(chain) if not block.pinned), key=lambda e: loads_ms[e])
     kind = replace(chain[main], name="", count=0)
     others = [e for e, block in enumerate(chain) if replace(block, name="", count=0) != kind]
@@ -163,10 +163,10 @@ class _Mixture:
 class _Counts:
     """What stages of n layers of the main kind take, by the place of the first."""
 
-    def __init__(self, problem: Problem, units: Units, chain: _Chain, of: MainKind, least_scale: float) -> None:
-        """units: of the mean micro-batch. least_scale: as in `bound_many_chunks`."""
-        self.chain, self._problem, self._units = chain, problem, units
-        blocks, num_stages, factors = units.problem.chain, problem.num_stages, problem.time_factors
+    def __init__(self, problem: Problem, segments: Segments, chain: _Chain, of: MainKind, least_scale: float) -> None:
+        """segments: of the mean micro-batch. least_scale: as in `bound_many_chunks`."""
+        self.chain, self._problem, self._segments = chain, problem, segments
+        blocks, num_stages, factors = segments.problem.chain, problem.num_stages, problem.time_factors
         self._factors = np.array(factors)
         # [P, N + 1] layers, or bytes, that must be freed at least; below 0 where that many do not fit
         self._freed_count = least_freed(of, len(blocks[chain.main].modes) < 2)
@@ -180,16 +180,16 @@ class _Counts:
         for e, stage in chain.pinned:
             self._pinned_ms[stage] += blocks[e].count * loads_ms[e] * factors[stage]
         self._free_ms = sum(blocks[e].count * loads_ms[e] for e in chain.free) * min(factors)
-        begin = units.start[units.first[:num_stages]]  # no stage's first chunk begins earlier
+        begin = segments.start[segments.first[:num_stages]]  # no stage's first chunk begins earlier
         latency_ms = np.zeros(num_stages)
         if num_stages > 1:
             latency_ms[1:] = np.cumsum(problem.p2p_ms[: num_stages - 1])
         least_factor = np.minimum.accumulate([factors[0], *factors[:-1]])  # of the stages before
-        forward_before_ms = least_scale * units.forward_ms[begin] * least_factor + latency_ms
+        forward_before_ms = least_scale * segments.forward_ms[begin] * least_factor + latency_ms
         # [P] what a stage's first forward and last backward wait for; and the larger sum over all stages, of that or of
         # what comes before their forwards and after their work
-        self._before_ms = forward_before_ms + least_scale * units.backward_ms[begin] * least_factor
-        tails_ms = float(units.tail_ms[-1]) + sum(problem.stage_tail_ms)
+        self._before_ms = forward_before_ms + least_scale * segments.backward_ms[begin] * least_factor
+        tails_ms = float(segments.tail_ms[-1]) + sum(problem.stage_tail_ms)
         self._taken_ms = max(float(self._before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
         self._works_ms: dict[Place, Floats] = {}
         self._least: dict[tuple[int, int, int], Floats] = {}
@@ -255,7 +255,7 @@ class _Counts:
         if known is None:
             count = float(self._problem.num_microbatches)
             passes = np.full((self._problem.num_stages, self._problem.num_chunks), count)
-            known = self._costs(self._units.problem.chain[self.chain.main], -1, passes, passes, place)
+            known = self._costs(self._segments.problem.chain[self.chain.main], -1, passes, passes, place)
             known = known * self._factors[:, None] + self._pinned_ms[:, None]
             self._works_ms[place] = known
         return known
@@ -308,7 +308,7 @@ class _Counts:
         problem, main = self._problem, self.chain.main
         chain, num_stages = problem.chain, problem.num_stages
         works_ms = self._works_at(None) - self._pinned_ms[:, None]
-        mean = self._units.problem.chain[main]
+        mean = self._segments.problem.chain[main]
         own_ms = np.arange(works_ms.shape[1]) * (mean.forward_ms + mean.backward_ms)
         extra_ms = works_ms / self._factors[:, None] / problem.num_microbatches - own_ms
         recompute_ms = float(least_total(extra_ms, works_ms, np.full(num_stages, ANY_STEP_MS)))
@@ -319,9 +319,9 @@ class _Counts:
         forward_ms = count * [block.forward_ms for block in chain] @ scales
         backward_ms = count * [block.backward_ms for block in chain] @ scales + recompute_ms * scales[main]
         hop_ms = float(np.mean(problem.p2p_ms)) if num_stages > 1 else 0.0
-        times_ms = (forward_ms, backward_ms, np.array([self._units.tail_ms[-1], hop_ms]))
-        unit_ms = max(float(np.mean(forward_ms + backward_ms)), 1e-300)
-        rounded = (tuple(float(f"{each:.{DIGITS}g}") for each in of / unit_ms) for of in times_ms)
+        times_ms = (forward_ms, backward_ms, np.array([self._segments.tail_ms[-1], hop_ms]))
+        segment_ms = max(float(np.mean(forward_ms + backward_ms)), 1e-300)
+        rounded = (tuple(float(f"{each:.{DIGITS}g}") for each in of / segment_ms) for of in times_ms)
         of = (problem.schedule, num_stages, problem.num_chunks, problem.num_microbatches, classes)
         path = _mixture_of(*of, *rounded, begin)
         return None if path is None else _Mixture(begin, path, self._fixed_ms(path))

@@ -1,6 +1,6 @@
 """Bounds for pipelines of one chunk a stage: a shortest path over where stages end.
 
-A stage holds an interval of units, so what it must recompute and how long it takes are known per interval. Of the
+A stage holds an interval of segments, so what it must recompute and how long it takes are known per interval. Of the
 schedule's graph only some paths are kept (`kept_paths`); what the stages before have used up matters to them by its sum
 alone, so keeping the least sum per position loses nothing.
 """
@@ -25,7 +25,7 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
     overfull_host,
 )
 from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside, can_take, least_rest, nothing_beside
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
@@ -41,12 +41,12 @@ MAX_AT_ONCE = 1_000_000
 
 
 class OneChunk(NamedTuple):
-    """P stages over N units; times are means over the micro-batches.
+    """P stages over N segments; times are means over the micro-batches.
 
     first, last: [P + 1] windows of the boundaries. forward_ms, backward_ms, tail_ms, static_bytes, activation_bytes,
-    host_static_bytes, layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each
-    recompute group before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there.
-    time_factor, host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
+    host_static_bytes, layers: prefix sums [N + 1] over segments; transient_bytes: [N]. before: [G, N + 1] layers of
+    each recompute group before each segment; lane_offset, extra_forward_ms … host_bytes as in Segments. is_plain: see
+    there. time_factor, host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
     in_flight, num_warmup, num_cooldown (see `count_in_order`), available_bytes, host_room_bytes (infinite where it is
     not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1] forth and back after each stage, by where it ends; hop_back_ms:
     of it the way back. latency_ms: [P] of all forward hops before a stage. least_scale, most_scale: bounds on the
@@ -92,7 +92,7 @@ class OneChunk(NamedTuple):
 
 
 def bound_one_chunk(
-    units: Units,
+    segments: Segments,
     least_scale: float,
     most_scale: float,
     floor_ms: float,
@@ -101,12 +101,12 @@ def bound_one_chunk(
 ) -> Bound:
     """The bound of a problem with one chunk a stage, at least `floor_ms`.
 
-    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk. known_loads: what else is known of loads,
-    as `least_loads` tells them. Raises what `look` does.
+    segments: of the mean micro-batch. least_scale, most_scale: as in OneChunk. known_loads: what else is known of
+    loads, as `least_loads` tells them. Raises what `look` does.
     """
-    if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
+    if segments.problem.num_stages * (segments.num_segments + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
-    of = prepare(units, least_scale, most_scale)
+    of = prepare(segments, least_scale, most_scale)
     loads = least_loads(of, look)
     if known_loads is not None:
         look()
@@ -117,11 +117,11 @@ def bound_one_chunk(
         return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look)
     excess_bytes, stage, exact = least_excess(of, look)
     if excess_bytes > 0.0:
-        return overfull(units.problem, excess_bytes, stage, exact)
-    if units.limits_host:
+        return overfull(segments.problem, excess_bytes, stage, exact)
+    if segments.limits_host:
         roomy = of._replace(host_room_bytes=np.full_like(of.host_room_bytes, np.inf))
         if least_rest(of, least_loads(roomy, look))[0, 0] < np.inf:
-            return overfull_host(units.problem)
+            return overfull_host(segments.problem)
     return Bound(floor_ms)
 
 
@@ -164,15 +164,15 @@ def goes_back_and_forth(schedule: str, num_stages: int, num_microbatches: int) -
     return True
 
 
-def prepare(units: Units, least_scale: float, most_scale: float, beside: Beside | None = None) -> OneChunk:
-    """The arrays of `units`, which are of the mean micro-batch. least_scale, most_scale: as in OneChunk."""
-    problem, chain = units.problem, units.problem.chain
-    num_stages, at = problem.num_stages, units.start
+def prepare(segments: Segments, least_scale: float, most_scale: float, beside: Beside | None = None) -> OneChunk:
+    """The arrays of `segments`, which are of the mean micro-batch. least_scale, most_scale: as in OneChunk."""
+    problem, chain = segments.problem, segments.problem.chain
+    num_stages, at = problem.num_stages, segments.start
     in_flight, num_warmup, num_cooldown = count_in_order(problem.schedule, num_stages, problem.num_microbatches)
-    hop_ms, hop_back_ms = np.zeros((2, num_stages, units.num_units + 1))
+    hop_ms, hop_back_ms = np.zeros((2, num_stages, segments.num_segments + 1))
     latency_ms = np.zeros(num_stages)
     if num_stages > 1:
-        last_blocks = [chain[e] for e in units.flat[at[1:] - 1]]
+        last_blocks = [chain[e] for e in segments.flat[at[1:] - 1]]
         output_bytes = np.array([0.0, *(block.output_bytes for block in last_blocks)])
         both_ways = np.array([1.0, *(2.0 if block.sends_gradient else 1.0 for block in last_blocks)])
         fixed_ms, per_byte_ms = np.array(problem.p2p_ms)[:, None], np.array(problem.p2p_ms_per_byte)[:, None]
@@ -184,24 +184,24 @@ def prepare(units: Units, least_scale: float, most_scale: float, beside: Beside 
         most_layers=problem.max_layers_per_chunk or problem.num_layers,
         least_scale=least_scale,
         most_scale=most_scale,
-        first=units.first,
-        last=units.last,
-        forward_ms=units.forward_ms[at],
-        backward_ms=units.backward_ms[at],
-        tail_ms=units.tail_ms[at],
-        static_bytes=units.static_bytes[at],
-        activation_bytes=units.activation_bytes[at],
-        host_static_bytes=units.host_static_bytes[at],
-        layers=units.layers[at],
-        transient_bytes=np.maximum.reduceat(units.transient_bytes, at[:-1]),
-        before=np.ascontiguousarray(units.before[:, at]),
-        lane_offset=units.lane_offset,
-        extra_forward_ms=units.extra_forward_ms,
-        extra_backward_ms=units.extra_backward_ms,
-        saved_bytes=units.saved_bytes,
-        restored_bytes=units.restored_bytes,
-        host_bytes=units.host_bytes,
-        is_plain=units.is_plain,
+        first=segments.first,
+        last=segments.last,
+        forward_ms=segments.forward_ms[at],
+        backward_ms=segments.backward_ms[at],
+        tail_ms=segments.tail_ms[at],
+        static_bytes=segments.static_bytes[at],
+        activation_bytes=segments.activation_bytes[at],
+        host_static_bytes=segments.host_static_bytes[at],
+        layers=segments.layers[at],
+        transient_bytes=np.maximum.reduceat(segments.transient_bytes, at[:-1]),
+        before=np.ascontiguousarray(segments.before[:, at]),
+        lane_offset=segments.lane_offset,
+        extra_forward_ms=segments.extra_forward_ms,
+        extra_backward_ms=segments.extra_backward_ms,
+        saved_bytes=segments.saved_bytes,
+        restored_bytes=segments.restored_bytes,
+        host_bytes=segments.host_bytes,
+        is_plain=segments.is_plain,
         time_factor=np.array(problem.time_factors, dtype=np.float64),
         host_ms_per_byte=np.array(list_host_links(problem)),
         least_factor=np.minimum.accumulate([problem.time_factors[0], *problem.time_factors[:-1]]),
@@ -221,14 +221,14 @@ def prepare(units: Units, least_scale: float, most_scale: float, beside: Beside 
 
 
 def least_loads(of: OneChunk, look: Look) -> Floats:
-    """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, in the modes that fit its
-    memory at least cost; infinite where none do. With one group of one mode that is exact. Where layers have a choice,
-    they are taken in fractions, never for more than the truth (see `least_load`), and what those that move bytes free
-    together is what the host has room for.
+    """[P, N + 1, N + 1] forward and backward in ms of a stage that holds segments begin to end, in the modes that fit
+    its memory at least cost; infinite where none do. With one group of one mode that is exact. Where layers have a
+    choice, they are taken in fractions, never for more than the truth (see `least_load`), and what those that move
+    bytes free together is what the host has room for.
     """
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
-    loads = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
-    at_once = max(1, MAX_AT_ONCE // (num_units + 1) ** 2)
+    num_stages, num_segments = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    loads = np.full((num_stages, num_segments + 1, num_segments + 1), np.inf)
+    at_once = max(1, MAX_AT_ONCE // (num_segments + 1) ** 2)
     for begin in range(0, num_stages, at_once):
         look()
         _fill_loads(of, begin, min(begin + at_once, num_stages), loads)
@@ -355,13 +355,13 @@ def least_excess(of: OneChunk, look: Look) -> tuple[float, int, bool]:
 
 @kernel
 def _spread(of: OneChunk, held: Floats) -> tuple[float, int]:
-    """The least of the largest excess of any stage over all ways to divide the units, and the first stage that has it;
-    held: [P, N + 1] bytes that units before each hold there at least."""
-    num_stages, num_units = held.shape[0], held.shape[1] - 1
-    excess = np.full((num_stages + 1, num_units + 1), np.inf)
+    """The least of the largest excess of any stage over all ways to divide the segments, and the first stage that has
+    it. held: [P, N + 1] bytes that segments before each hold there at least."""
+    num_stages, num_segments = held.shape[0], held.shape[1] - 1
+    excess = np.full((num_stages + 1, num_segments + 1), np.inf)
     excess[0, 0] = -np.inf
-    through = np.zeros((num_stages, num_units + 1), dtype=np.int64)
-    own = np.full((num_stages, num_units + 1), np.inf)
+    through = np.zeros((num_stages, num_segments + 1), dtype=np.int64)
+    own = np.full((num_stages, num_segments + 1), np.inf)
     for s in range(num_stages):
         for begin in range(of.first[s], of.last[s] + 1):
             transient = 0.0
@@ -374,7 +374,7 @@ def _spread(of: OneChunk, held: Floats) -> tuple[float, int]:
                 both = max(excess[s, begin], over)
                 if both < excess[s + 1, end]:
                     excess[s + 1, end], through[s, end], own[s, end] = both, begin, over
-    worst, at, stage = excess[num_stages, num_units], num_units, 0
+    worst, at, stage = excess[num_stages, num_segments], num_segments, 0
     for s in range(num_stages - 1, -1, -1):
         if own[s, at] == worst:
             stage = s

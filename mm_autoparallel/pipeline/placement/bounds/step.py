@@ -49,7 +49,7 @@ from mm_autoparallel.pipeline.placement.bounds.one_chunk import bound_one_chunk
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all, decoder_beside, list_cuts
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
-from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
@@ -104,8 +104,8 @@ def bound_step(
     if has_layouts(problem):
         return replace(_bound_layouts(problem, look), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)
-    units = cut_into_units(scaled)
-    reason = explain_windows(units)
+    segments = cut_into_segments(scaled)
+    reason = explain_windows(segments)
     if reason:
         return Bound(np.inf, reason)
     if problem.host_limit_bytes:
@@ -114,13 +114,13 @@ def bound_step(
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
-        return _bound_free(units, floor_ms, should_stop, known_ms, enough_ms)
+        return _bound_free(segments, floor_ms, should_stop, known_ms, enough_ms)
     if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
         if problem.num_chunks > 1:
-            return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen, look)
-        bound = bound_one_chunk(units, least_scale, most_scale, floor_ms, look)
+            return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look)
+        bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look)
     except Stopped:
         return Bound(floor_ms)
     # whether higher limits of devices would do is then a question of their hosts too
@@ -128,7 +128,7 @@ def bound_step(
 
 
 def _bound_free(
-    units: Units, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
+    segments: Segments, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
 ) -> Bound:
     """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed, or
     a stage holds two chunks."""
@@ -136,10 +136,10 @@ def _bound_free(
     from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
-    if microbatch_classes(units.problem)[0] or units.problem.num_chunks > 1:
+    if microbatch_classes(segments.problem)[0] or segments.problem.num_chunks > 1:
         return Bound(floor_ms)
     if known_ms is None or known_ms <= floor_ms:
-        overflow_bytes = least_excess_bytes(units)
+        overflow_bytes = least_excess_bytes(segments)
         if overflow_bytes > 0.0:
             return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
     low_ms = max(floor_ms, known_ms or 0.0)
@@ -148,7 +148,7 @@ def _bound_free(
         if most_ms <= low_ms:
             continue
         try:
-            options = options_below(units, most_ms, should_stop, only_bounds=True)
+            options = options_below(segments, most_ms, should_stop, only_bounds=True)
         except TooManyPatterns:
             break
         if options is not None and np.isinf(most_ms):
@@ -167,12 +167,14 @@ def _bound_layouts(problem: Problem, look: Look) -> Bound:
     """The bound of the problem that has the least of each figure, with the loads of the true one's mixes."""
     from mm_autoparallel.pipeline.placement.patterns.layout_patterns import least_mixed_loads
 
-    units, floor_ms = cut_into_units(relaxed(problem)), work_bound_ms(problem)
-    reason = explain_windows(units)
+    segments, floor_ms = cut_into_segments(relaxed(problem)), work_bound_ms(problem)
+    reason = explain_windows(segments)
     if reason:
         return Bound(np.inf, reason)
     try:
-        return bound_one_chunk(units, 1.0, 1.0, floor_ms, look, lambda: least_mixed_loads(cut_into_units(problem)))
+        return bound_one_chunk(
+            segments, 1.0, 1.0, floor_ms, look, lambda: least_mixed_loads(cut_into_segments(problem))
+        )
     except Stopped:
         return Bound(floor_ms)
 

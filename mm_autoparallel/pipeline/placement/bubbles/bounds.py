@@ -20,7 +20,7 @@ from mm_autoparallel.pipeline.placement.bounds.bound import Look
 from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
 from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import goes_back_and_forth
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
 
@@ -131,7 +131,7 @@ def list_cuts(problem: EncodedProblem, look: Look) -> Cuts | None:
         return None
     loads = encoder_loads_ms(problem)[: decoder.num_stages]
     beside = Beside(lead_ms(problem), way_back_ms(problem), *np.ascontiguousarray(loads.T))
-    return Cuts.of_units(cut_into_units(decoder), beside, look)
+    return Cuts.of_segments(cut_into_segments(decoder), beside, look)
 
 
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:

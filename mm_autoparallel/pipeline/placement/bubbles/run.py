@@ -25,7 +25,7 @@ from mm_autoparallel.pipeline.placement.bubbles.search import MOVES_PER_TASK, RU
 from mm_autoparallel.pipeline.placement.bubbles.starts import list_starts
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices, list_tasks
@@ -103,7 +103,7 @@ def place_encoded(
     if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
         starts = [found.placement]
         if cuts is not None and not search.is_free:
-            starts += list_starts(cut_into_units(decoder), cuts, lower_ms)
+            starts += list_starts(cut_into_segments(decoder), cuts, lower_ms)
         _look_at(search, decoder, starts, found.lower_bound_ms, 0)
         for reserve in _reserves(search, decoder, found.placement):
             other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)

@@ -14,7 +14,7 @@ from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.improve import anneal
 from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
-from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words, words_by_starts
@@ -97,11 +97,11 @@ class Search:
 
     def climb(self, decoder: Problem, lower_bound_ms: float, number: int = 0) -> None:
         """Move one boundary between stages after another, as long as that gives a shorter step. number: the round's."""
-        units = cut_into_units(decoder)
-        improved = not units.has_layouts
+        segments = cut_into_segments(decoder)
+        improved = not segments.has_layouts
         while improved and self.player is not None:
             before_ms = self.step_ms
-            for other in _neighbours(units, self.player.tasks.placement):
+            for other in _neighbours(segments, self.player.tasks.placement):
                 if self.is_done or self.should_stop():
                     return
                 alone_ms = lower_bound_ms if self.is_free else simulate(decoder, other).step_ms
@@ -115,22 +115,22 @@ class Search:
 
         Layers in modes take no less time than without and may need less memory, so a cut is then bounded without modes,
         memory aside."""
-        units = cut_into_units(decoder)
-        boundaries = _list_boundaries(units)
+        segments = cut_into_segments(decoder)
+        boundaries = _list_boundaries(segments)
         if self.is_done or not boundaries or found.placement is None:
             return
         least_ms = np.inf
         for each in boundaries:
             placement = replace(
-                units.placement(each, [[0] * units.num_lanes for _ in each[1:]]), orders=found.placement.orders
+                segments.placement(each, [[0] * segments.num_lanes for _ in each[1:]]), orders=found.placement.orders
             )
             if not _is_lawful(decoder, placement):
                 continue
             timeline = simulate(decoder, placement)
             fits = not find_misfits(decoder, timeline.peak_memory_bytes, timeline.peak_host_bytes)
-            if fits or self.is_free or units.num_lanes:
+            if fits or self.is_free or segments.num_lanes:
                 alone_ms = found.lower_bound_ms if self.is_free else timeline.step_ms
-                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not units.num_lanes, number))
+                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not segments.num_lanes, number))
             if self.should_stop():
                 return
         self.lower_ms = max(self.lower_ms, min(least_ms, self.step_ms))
@@ -172,14 +172,14 @@ class Search:
                 self._take(self.player, solved.words, self.player.step_ms(solved.words))
 
 
-def _neighbours(units: Units, placement: Placement) -> Iterator[Placement]:
-    """The placements with one boundary between stages one unit further on or back."""
-    boundaries, lanes = units.boundaries(placement)
+def _neighbours(segments: Segments, placement: Placement) -> Iterator[Placement]:
+    """The placements with one boundary between stages one segment further on or back."""
+    boundaries, lanes = segments.boundaries(placement)
     for k, by in ((k, by) for k in range(1, len(boundaries) - 1) for by in (-1, 1)):
         moved = [*boundaries[:k], boundaries[k] + by, *boundaries[k + 1 :]]
-        if units.first[k] <= moved[k] <= units.last[k] and moved[k - 1] < moved[k] < moved[k + 1]:
-            other = replace(units.placement(moved, lanes), orders=placement.orders)
-            if _is_lawful(units.problem, other):
+        if segments.first[k] <= moved[k] <= segments.last[k] and moved[k - 1] < moved[k] < moved[k + 1]:
+            other = replace(segments.placement(moved, lanes), orders=placement.orders)
+            if _is_lawful(segments.problem, other):
                 yield other
 
 
@@ -192,20 +192,20 @@ def _is_lawful(decoder: Problem, placement: Placement) -> bool:
     return True
 
 
-def _list_boundaries(units: Units) -> list[list[int]]:
+def _list_boundaries(segments: Segments) -> list[list[int]]:
     """Those of every placement; none where they are too many, or layers have layouts."""
     found: list[list[int]] = []
-    num_virtual = len(units.first) - 1
+    num_virtual = len(segments.first) - 1
 
     def grow(begun: list[int]) -> None:
         k = len(begun)
         if k == num_virtual:
-            found.append([*begun, units.num_units])
+            found.append([*begun, segments.num_segments])
             return
-        for at in range(max(begun[-1] + 1, int(units.first[k])), int(units.last[k]) + 1):
+        for at in range(max(begun[-1] + 1, int(segments.first[k])), int(segments.last[k]) + 1):
             if len(found) <= LISTED:
                 grow([*begun, at])
 
-    if not units.has_layouts:
+    if not segments.has_layouts:
         grow([0])
     return found if len(found) <= LISTED else []

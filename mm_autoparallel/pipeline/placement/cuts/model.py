@@ -1,10 +1,10 @@
 """The CP-SAT master: the integer model of a placement, bounded below by paths through its schedule.
 
-K virtual stages, R runs of equal units (a unit is a block, or blocks that must stay together):
+K virtual stages, R runs of equal segments (a segment is a block, or blocks that must stay together):
 
-    before[k, r]      units of run r in virtual stages 0 … k-1          (monotone in k; run r + 1 waits for run r)
+    before[k, r]      segments of run r in virtual stages 0 … k-1          (monotone in k; run r + 1 waits for run r)
     n[k, r]           = before[k + 1, r] - before[k, r]
-    x[k, r, i, m]     blocks at position i of the run's units in mode m; Σ_m x ≤ n (along a group modes only go up)
+    x[k, r, i, m]     blocks at position i of the run's segments in mode m; Σ_m x ≤ n (along a group modes only go up)
     memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
     step[s]           Σ (static + step) n + min(step once [r present], Σ shard n) ≤ limit
     host[s, row]      Σ host static n + Σ_chunk row · moved x ≤ limit, where there is one
@@ -32,7 +32,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.pipeline.passes import Counts, Way, block_ms, extra_ms
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Mode, Placement
 from mm_autoparallel.pipeline.simulate.loads import hop_ms, microbatch_classes, never_fits
 from mm_autoparallel.pipeline.simulate.step import CriticalPath, list_pairs, list_passes
@@ -47,7 +47,7 @@ class Master:
     passes: see
     `_host_passes`; pairs: see `_paired`."""
 
-    units: Units
+    segments: Segments
     upper_ms: float
     model: cp_model.CpModel
     step: cp_model.IntVar
@@ -65,23 +65,23 @@ class Master:
         return min(math.floor(time_ms / self.step_unit_ms), STEP_UNITS + 1)
 
 
-def run_blocks(units: Units, run: int) -> list[int]:
-    """Chain indices of the blocks in one unit of `run`."""
-    unit = int(np.flatnonzero(units.run == run)[0])
-    return [int(e) for e in units.flat[units.start[unit] : units.start[unit + 1]]]
+def run_blocks(segments: Segments, run: int) -> list[int]:
+    """Chain indices of the blocks in one segment of `run`."""
+    segment = int(np.flatnonzero(segments.run == run)[0])
+    return [int(e) for e in segments.flat[segments.start[segment] : segments.start[segment + 1]]]
 
 
-def build_master(units: Units, upper_ms: float) -> Master:
+def build_master(segments: Segments, upper_ms: float) -> Master:
     """The model without cuts; loads that alone reach `upper_ms` are left out of its domains."""
-    problem, num_virtual = units.problem, units.problem.num_virtual_stages
+    problem, num_virtual = segments.problem, segments.problem.num_virtual_stages
     model = cp_model.CpModel()
-    blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
-    before, reached = _add_boundaries(model, units)
+    blocks = [run_blocks(segments, r) for r in range(len(segments.run_size))]
+    before, reached = _add_boundaries(model, segments)
     count: list[list[cp_model.IntVar]] = []
     in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
     for k in range(num_virtual):
-        held, chosen = _add_counts(model, units, blocks, before[k : k + 2], problem.stage_of[k], upper_ms)
-        _first_layers_first(model, units, blocks, held, chosen)
+        held, chosen = _add_counts(model, segments, blocks, before[k : k + 2], problem.stage_of[k], upper_ms)
+        _first_layers_first(model, segments, blocks, held, chosen)
         num_layers = sum(held[r] * sum(problem.chain[e].layer for e in members) for r, members in enumerate(blocks))
         model.add(num_layers >= 1)
         if problem.max_layers_per_chunk is not None:
@@ -91,25 +91,25 @@ def build_master(units: Units, upper_ms: float) -> Master:
     step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
     step = model.new_int_var(0, STEP_UNITS, "step")
     model.minimize(step)
-    return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
+    return Master(segments, upper_ms, model, step, before, count, in_mode, reached, step_unit)
 
 
 def _add_boundaries(
-    model: cp_model.CpModel, units: Units
+    model: cp_model.CpModel, segments: Segments
 ) -> tuple[list[list[cp_model.IntVar]], list[list[cp_model.IntVar | int]]]:
     """before [K + 1][R], and whether each is above 0."""
-    run_start, num_runs = np.concatenate([[0], np.cumsum(units.run_size)]), len(units.run_size)
+    run_start, num_runs = np.concatenate([[0], np.cumsum(segments.run_size)]), len(segments.run_size)
 
     def clip(value: int, run: int) -> int:
-        return int(min(max(value - run_start[run], 0), units.run_size[run]))
+        return int(min(max(value - run_start[run], 0), segments.run_size[run]))
 
     before: list[list[cp_model.IntVar]] = []
     reached: list[list[cp_model.IntVar | int]] = []
-    for k in range(units.problem.num_virtual_stages + 1):
+    for k in range(segments.problem.num_virtual_stages + 1):
         row: list[cp_model.IntVar] = []
         flags: list[cp_model.IntVar | int] = []
         for r in range(num_runs):
-            low, high = clip(int(units.first[k]), r), clip(int(units.last[k]), r)
+            low, high = clip(int(segments.first[k]), r), clip(int(segments.last[k]), r)
             row.append(model.new_int_var(low, high, f"before_{k}_{r}"))
             if low > 0:
                 flags.append(1)
@@ -122,7 +122,7 @@ def _add_boundaries(
                 flags.append(flag)
         for r in range(num_runs - 1):  # run r + 1 begins only once run r is whole
             later = flags[r + 1]
-            size = int(units.run_size[r])
+            size = int(segments.run_size[r])
             if isinstance(later, int):
                 if later:
                     model.add(row[r] == size)
@@ -135,29 +135,29 @@ def _add_boundaries(
 
 def _add_counts(
     model: cp_model.CpModel,
-    units: Units,
+    segments: Segments,
     blocks: list[list[int]],
     before: list[list[cp_model.IntVar]],
     stage: int,
     upper_ms: float,
 ) -> tuple[list[cp_model.IntVar], list[dict[tuple[int, int], cp_model.IntVar]]]:
     """n and x of one virtual stage of `stage`, by run. before: of it and of the next one."""
-    problem, chain = units.problem, units.problem.chain
+    problem, chain = segments.problem, segments.problem.chain
     classes, scales = microbatch_classes(problem)
     mean_scale = scales @ np.bincount(classes or (0,) * problem.num_microbatches) / problem.num_microbatches
 
-    def most_units(run: int) -> int:
+    def most_segments(run: int) -> int:
         load = (
             sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
             * problem.num_microbatches
             * problem.time_factors[stage]
             * problem.least_load_fraction
         )
-        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
+        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(segments.run_size[run])
         layers = sum(chain[e].layer for e in blocks[run])
         if problem.max_layers_per_chunk is not None and layers:
             fits = min(fits, problem.max_layers_per_chunk // layers)
-        return min(int(units.run_size[run]), fits)
+        return min(int(segments.run_size[run]), fits)
 
     def most_in_mode(most: int, e: int, mode: Mode) -> int:
         """Of `most` blocks like e those in a mode whose traffic, there and back, fills no step of upper_ms alone."""
@@ -170,7 +170,7 @@ def _add_counts(
     held: list[cp_model.IntVar] = []
     chosen: list[dict[tuple[int, int], cp_model.IntVar]] = []
     for r, members in enumerate(blocks):
-        most = most_units(r)
+        most = most_segments(r)
         n = model.new_int_var(0, most, "")
         model.add(n == before[1][r] - before[0][r])
         held.append(n)
@@ -185,18 +185,18 @@ def _add_counts(
 
 def _first_layers_first(
     model: cp_model.CpModel,
-    units: Units,
+    segments: Segments,
     blocks: list[list[int]],
     held: list[cp_model.IntVar],
     chosen: list[dict[tuple[int, int], cp_model.IntVar]],
 ) -> None:
     """In each group a layer takes one of the first m modes only once every layer before it in the chunk does.
 
-    Along a run the members of a group at positions i1 < i2 < … of its units take turns: of those in one of the first m
-    modes there are as many at i1 as at i2, or one more, and so on round. So the last position has the fewest, and a
+    Along a run the members of a group at positions i1 < i2 < … of its segments take turns: of those in one of the first
+    m modes there are as many at i1 as at i2, or one more, and so on round. So the last position has the fewest, and a
     later run begins once that has all.
     """
-    chain = units.problem.chain
+    chain = segments.problem.chain
     last: dict[tuple[str, str], tuple[int, int]] = {}  # group → run and position of its latest members
     for r, block in enumerate(blocks):
         positions: dict[tuple[str, str], list[int]] = {}
@@ -220,7 +220,7 @@ def _first_layers_first(
 
 def add_cut(master: Master, path: CriticalPath) -> None:
     """Require T to be at least the length of `path` under the placement."""
-    units, problem = master.units, master.units.problem
+    segments, problem = master.segments, master.segments.problem
     chain, num_virtual, stage_of = problem.chain, problem.num_virtual_stages, problem.stage_of
     down = master.round_down
     terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage]), *_paired(master, path)]
@@ -235,8 +235,8 @@ def add_cut(master: Master, path: CriticalPath) -> None:
         if k < num_virtual - 1 and (path.hop_forward[k] or path.hop_backward[k]):
             # the hop's time is that of the run the chunk ends with: the last one reached
             lengths = []
-            for r in range(len(units.run_size)):
-                forward_ms, backward_ms = hop_ms(problem, k, chain[run_blocks(units, r)[-1]])
+            for r in range(len(segments.run_size)):
+                forward_ms, backward_ms = hop_ms(problem, k, chain[run_blocks(segments, r)[-1]])
                 lengths.append(down(float(path.hop_forward[k] * forward_ms + path.hop_backward[k] * backward_ms)))
             for r, length_units in enumerate(lengths):
                 earlier = lengths[r - 1] if r else 0
@@ -249,12 +249,12 @@ def _linear(
     master: Master, virtual_stage: int, passes: Sequence[tuple[Way, Counts]], tails_ms: Sequence[float] = ()
 ) -> list[cp_model.LinearExprT]:
     """What these passes through a virtual stage compute, and once the tails [E] of its blocks, in units of T."""
-    units, problem, k = master.units, master.units.problem, virtual_stage
+    segments, problem, k = master.segments, master.segments.problem, virtual_stage
     _, scales = microbatch_classes(problem)
     factor = problem.time_factors[problem.stage_of[k]]
     terms: list[cp_model.LinearExprT] = []
-    for r in range(len(units.run_size)):
-        members = run_blocks(units, r)
+    for r in range(len(segments.run_size)):
+        members = run_blocks(segments, r)
         blocks = [problem.chain[e] for e in members]
         scaled = [(way, (counts @ scales[members].T).tolist()) for way, counts in passes]
         length = sum(
@@ -272,12 +272,12 @@ def _linear(
 
 def _moved(master: Master, virtual_stage: int, counts: Counts) -> list[cp_model.LinearExprT]:
     """What so many passes of each class take on the host link of a virtual stage, in units of T."""
-    units, problem, k = master.units, master.units.problem, virtual_stage
+    segments, problem, k = master.segments, master.segments.problem, virtual_stage
     _, scales = microbatch_classes(problem)
     link = problem.host_ms_per_byte[problem.stage_of[k]]
     terms: list[cp_model.LinearExprT] = []
-    for r in range(len(units.run_size)):
-        members = run_blocks(units, r)
+    for r in range(len(segments.run_size)):
+        members = run_blocks(segments, r)
         for (i, m), x in master.in_mode[k][r].items():
             moved_ms = float(counts @ scales[members[i]]) * link * problem.chain[members[i]].modes[m].host_bytes
             terms.append(master.round_down(moved_ms) * x)
@@ -290,7 +290,7 @@ def _host_passes(
     """What the passes of a path through a virtual stage take whose blocks may move bytes: for each class of
     micro-batches and direction a variable, at least as long as they compute and as their host link needs.
     """
-    units, problem, k = master.units, master.units.problem, virtual_stage
+    segments, problem, k = master.segments, master.segments.problem, virtual_stage
     chain, stage = problem.chain, problem.stage_of[k]
     _, scales = microbatch_classes(problem)
     factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
@@ -305,8 +305,8 @@ def _host_passes(
                 load = master.passes[key] = master.model.new_int_var(0, STEP_UNITS, "")
                 compute: list[cp_model.LinearExprT] = []
                 moved: list[cp_model.LinearExprT] = []
-                for r in range(len(units.run_size)):
-                    members = run_blocks(units, r)
+                for r in range(len(segments.run_size)):
+                    members = run_blocks(segments, r)
                     each_ms = sum(scales[e, c] * block_ms(way, chain[e]) for e in members)
                     compute.append(down(times * factor * each_ms) * master.count[k][r])
                     for (i, m), x in master.in_mode[k][r].items():
@@ -323,7 +323,7 @@ def _paired(master: Master, path: CriticalPath) -> list[cp_model.LinearExprT]:
     """What the pairs on a path take: of each a variable, at least as long as either sum of one pass whole and of the
     other what the overlap leaves, whether the passes compute or wait for their host link.
     """
-    problem = master.units.problem
+    problem = master.segments.problem
     left = 1.0 - problem.pair_overlap_fraction
     found: list[cp_model.LinearExprT] = []
     for index, times in enumerate(path.pairs.tolist()):
@@ -344,7 +344,7 @@ def _paired(master: Master, path: CriticalPath) -> list[cp_model.LinearExprT]:
 
 def _both_ways(master: Master, place: int, way: Way, times: float) -> list[list[cp_model.LinearExprT]]:
     """`times` passes of a place (see TaskGraph) as they compute and, where bytes may move, as their host link needs."""
-    problem = master.units.problem
+    problem = master.segments.problem
     num_classes = microbatch_classes(problem)[1].shape[1]
     k, c = divmod(place, num_classes)
     counts = np.where(np.arange(num_classes) == c, times, 0.0)
@@ -354,28 +354,28 @@ def _both_ways(master: Master, place: int, way: Way, times: float) -> list[list[
 
 def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
     """The placement of the solver's last solution."""
-    units, chain = master.units, master.units.problem.chain
+    segments, chain = master.segments, master.segments.problem.chain
     boundaries = [sum(solver.value(b) for b in row) for row in master.before]
-    group_of = {name: g for g, name in enumerate(units.groups)}
+    group_of = {name: g for g, name in enumerate(segments.groups)}
     lanes = []
     for runs in master.in_mode:
-        row = [0] * units.num_lanes
+        row = [0] * segments.num_lanes
         for r, chosen in enumerate(runs):
             for (i, m), x in chosen.items():
-                group = group_of[chain[run_blocks(units, r)[i]].group]
-                row[int(units.lane_offset[group]) + m] += solver.value(x)
+                group = group_of[chain[run_blocks(segments, r)[i]].group]
+                row[int(segments.lane_offset[group]) + m] += solver.value(x)
         lanes.append(row)
-    return units.placement(boundaries, lanes)
+    return segments.placement(boundaries, lanes)
 
 
 def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
     """Cut off what `stage` holds now and all that holds as much or more, in the same modes or, where no mode helps, in
     any: it exceeds the limit."""
-    problem, model = master.units.problem, master.model
+    problem, model = master.segments.problem, master.model
     whatever_modes = never_fits(problem, read_placement(master, solver), stage)
     escapes = []
     for k in problem.virtual_stages[stage]:
-        for r in range(len(master.units.run_size)):
+        for r in range(len(master.segments.run_size)):
             held = solver.value(master.count[k][r])
             if held:
                 fewer = model.new_bool_var("")

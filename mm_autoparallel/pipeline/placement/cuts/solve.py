@@ -25,7 +25,7 @@ from mm_autoparallel.pipeline.placement.cuts.model import (
 )
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut, cut_of_timeline
 from mm_autoparallel.pipeline.placement.limits import limit_memory, limit_stage_host, limit_stage_memory
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement
 from mm_autoparallel.pipeline.simulate.loads import (
     find_misfits,
@@ -53,7 +53,7 @@ class CutResult:
 
 
 def solve_with_cuts(
-    units: Units,
+    segments: Segments,
     upper_ms: float,
     first_cuts: list[Cut],
     solver_s: float,
@@ -67,8 +67,8 @@ def solve_with_cuts(
     first_cuts: cuts to begin with. solver_s: deterministic time of the solver in all. gap_fraction: how close to the
     best the proof may end. offer: called with every placement found; the caller simulates and keeps the best.
     """
-    problem = units.problem
-    master = build_master(units, upper_ms)
+    problem = segments.problem
+    master = build_master(segments, upper_ms)
     limit_memory(master)
     cuts = list(first_cuts)
     for cut in cuts:
@@ -102,7 +102,7 @@ def solve_with_cuts(
 
 
 def minimise_overflow(
-    units: Units,
+    segments: Segments,
     should_stop: Callable[[], bool],
     left_s: Callable[[], float],
     soft: Literal["device", "host", "host alone"] = "device",
@@ -114,12 +114,12 @@ def minimise_overflow(
     soft: the one that may be exceeded; `host alone` leaves the device's out. solver_s: deterministic time. What the
     solver's rounding lets slip is cut off one by one, so what is proven holds to the byte.
     """
-    problem = units.problem
-    master = build_master(units, math.inf)
-    blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
+    problem = segments.problem
+    master = build_master(segments, math.inf)
+    blocks = [run_blocks(segments, r) for r in range(len(segments.run_size))]
     limit = limit_stage_memory if soft == "device" else limit_stage_host
     limit_other = {"device": limit_stage_host, "host": limit_stage_memory}.get(soft)
-    unit = _overflow_unit(units, soft)
+    unit = _overflow_unit(segments, soft)
     excess = master.model.new_int_var(0, EXCESS_UNITS, "excess")
     for s in range(problem.num_stages):
         limit(master, blocks, s, excess, unit)
@@ -153,9 +153,9 @@ def minimise_overflow(
             forbid(master, solver, stage)
 
 
-def _overflow_unit(units: Units, soft: Literal["device", "host", "host alone"]) -> float:
+def _overflow_unit(segments: Segments, soft: Literal["device", "host", "host alone"]) -> float:
     """Bytes so large that what all stages hold together, and each limit, are at most EXCESS_UNITS."""
-    problem = units.problem
+    problem = segments.problem
     if soft == "device":
         everything = sum(
             b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)

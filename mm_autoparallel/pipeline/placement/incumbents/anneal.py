@@ -20,7 +20,7 @@ from mm_autoparallel.pipeline.placement.incumbents.sums import (
     empty_state,
 )
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph, played, step_bounds
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.engine import virtual_at
@@ -117,18 +117,18 @@ class Annealer:
     """A local search that goes on in slices. `best_ms` is NOTHING_FITS or more while nothing that fits has been
     found."""
 
-    def __init__(self, units: Units, short: TaskGraph, full: TaskGraph, seed: int) -> None:
-        self.units = units
-        self.sums = collect_sums(units, full)
+    def __init__(self, segments: Segments, short: TaskGraph, full: TaskGraph, seed: int) -> None:
+        self.segments = segments
+        self.sums = collect_sums(segments, full)
         self.short, self.full = played(short), played(full)
-        self.state, self.trial, self.best = (empty_state(units, full.num_durations) for _ in range(3))
+        self.state, self.trial, self.best = (empty_state(segments, full.num_durations) for _ in range(3))
         self.best_ms = np.inf
         self.seed = seed * 1_000_000  # each slice takes the next one
 
     def run(self, num_moves: int, restart: bool, should_stop: Callable[[], bool]) -> None:
         """num_moves more moves, from the balanced placement (restart) or from the best; updates best_ms."""
         if restart or not np.isfinite(self.best_ms):
-            self.state.boundary[:] = balanced_boundaries(self.units)
+            self.state.boundary[:] = balanced_boundaries(self.segments)
             self.state.lanes[:] = 0
         else:
             copy_state(self.best, self.state)
@@ -159,10 +159,10 @@ class Annealer:
     def adopt(self, placement: Placement, step_ms: float) -> None:
         """Make `placement`, whose step is known, the best, to go on from."""
         self.best_ms = step_ms
-        boundaries, lanes = self.units.boundaries(placement)
+        boundaries, lanes = self.segments.boundaries(placement)
         self.best.boundary[:] = boundaries
         self.best.lanes[:] = np.array(lanes, dtype=np.int64).reshape(self.best.lanes.shape)
 
     def best_boundaries(self) -> tuple[list[int], list[list[int]]]:
-        """Unit boundaries [K + 1] and counts of lanes [K][L] of the best placement."""
+        """Segment boundaries [K + 1] and counts of lanes [K][L] of the best placement."""
         return self.best.boundary.tolist(), self.best.lanes.tolist()

@@ -1,7 +1,7 @@
 """Moves of local search: small lawful changes of a placement.
 
-A move shifts one boundary, hands a unit from one chunk to another along the chain, swaps the sizes of two neighbours,
-or trades modes inside a stage. `repair` then settles the modes of the stages that it touched.
+A move shifts one boundary, hands a segment from one chunk to another along the chain, swaps the sizes of two
+neighbours, or trades modes inside a stage. `repair` then settles the modes of the stages that it touched.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def propose(sums: Sums, trial: State, touched: NDArray[np.bool_]) -> bool:
         size = 1 + (np.random.randint(0, 4) == 0) * np.random.randint(0, 3)
         trial.boundary[k] += size if np.random.randint(0, 2) == 0 else -size
         first_changed, last_changed = k - 1, k
-    elif kind < 9:  # hand one unit from a chunk to another, shifting all between
+    elif kind < 9:  # hand one segment from a chunk to another, shifting all between
         giver, taker = np.random.randint(0, num_virtual), np.random.randint(0, num_virtual)
         if giver == taker:
             return False

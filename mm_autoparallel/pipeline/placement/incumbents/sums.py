@@ -1,4 +1,4 @@
-"""Sums: the numbers of Units and Problem that local search needs, as arrays for its kernels, and its State."""
+"""Sums: the numbers of Segments and Problem that local search needs, as arrays for its kernels, and its State."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import hop_ms
@@ -18,10 +18,10 @@ Ints = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """The fields of Units and Problem by name, and the in-flight rows of every stage.
+    """The fields of Segments and Problem by name, and the in-flight rows of every stage.
 
     v_shaped: see engine.virtual_at. splits: backwards are parted; rows then go on with what is pending, and parted has
-    weight_ms, parted_ms and pending_bytes of Units, [3, E + 1]. pairs: [., 3] stage, and entries of forward and
+    weight_ms, parted_ms and pending_bytes of Segments, [3, E + 1]. pairs: [., 3] stage, and entries of forward and
     backward among the num_durations, of what runs together (see TaskGraph). has_step: something passes during the
     optimizer's step; has_host: bytes move to one; limits_host: what lies there is limited.
     """
@@ -83,12 +83,12 @@ class State(NamedTuple):
     closed: NDArray[np.bool_]
 
 
-def collect_sums(units: Units, graph: TaskGraph) -> Sums:
-    """Gather what the kernels need from `units` and the in-flight rows of `graph`."""
-    problem = units.problem
+def collect_sums(segments: Segments, graph: TaskGraph) -> Sums:
+    """Gather what the kernels need from `segments` and the in-flight rows of `graph`."""
+    problem = segments.problem
     num_virtual = problem.num_virtual_stages
-    last_element = units.flat[units.start[1:] - 1]
-    hops = np.zeros((2, max(num_virtual - 1, 1), units.num_units))
+    last_element = segments.flat[segments.start[1:] - 1]
+    hops = np.zeros((2, max(num_virtual - 1, 1), segments.num_segments))
     for k in range(num_virtual - 1):
         by_block = {e: hop_ms(problem, k, problem.chain[e]) for e in np.unique(last_element).tolist()}
         hops[:, k] = np.array([by_block[e] for e in last_element.tolist()]).T
@@ -100,32 +100,32 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         problem.num_stages,
         problem.num_chunks,
         problem.num_microbatches,
-        problem.max_layers_per_chunk if problem.max_layers_per_chunk is not None else int(units.layers[-1]),
-        units.start,
-        units.first,
-        units.last,
-        units.layers,
-        units.forward_ms,
-        units.backward_ms,
-        units.static_bytes,
-        units.activation_bytes,
-        units.tail_ms,
-        units.transient_bytes,
-        units.has_step,
-        units.step_bytes,
-        units.step_once_bytes,
-        units.step_shard_bytes,
-        units.before,
-        units.lane_offset,
-        np.repeat(np.arange(len(units.groups)), np.diff(units.lane_offset)),
-        units.extra_forward_ms,
-        units.extra_backward_ms,
-        units.saved_bytes,
-        units.restored_bytes,
-        units.host_bytes,
-        bool(units.host_bytes.any()),
-        units.limits_host,
-        units.host_static_bytes,
+        problem.max_layers_per_chunk if problem.max_layers_per_chunk is not None else int(segments.layers[-1]),
+        segments.start,
+        segments.first,
+        segments.last,
+        segments.layers,
+        segments.forward_ms,
+        segments.backward_ms,
+        segments.static_bytes,
+        segments.activation_bytes,
+        segments.tail_ms,
+        segments.transient_bytes,
+        segments.has_step,
+        segments.step_bytes,
+        segments.step_once_bytes,
+        segments.step_shard_bytes,
+        segments.before,
+        segments.lane_offset,
+        np.repeat(np.arange(len(segments.groups)), np.diff(segments.lane_offset)),
+        segments.extra_forward_ms,
+        segments.extra_backward_ms,
+        segments.saved_bytes,
+        segments.restored_bytes,
+        segments.host_bytes,
+        bool(segments.host_bytes.any()),
+        segments.limits_host,
+        segments.host_static_bytes,
         np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages, dtype=np.float64),
         np.array(problem.time_factors, dtype=np.float64),
         np.array(list_host_links(problem), dtype=np.float64),
@@ -137,39 +137,41 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         np.array(problem.stage_tail_ms, dtype=np.float64),
         problem.v_shaped,
         problem.splits,
-        np.stack([units.weight_ms, units.parted_ms, units.pending_bytes]),
+        np.stack([segments.weight_ms, segments.parted_ms, segments.pending_bytes]),
         graph.num_durations,
         np.column_stack([of_pairs, graph.pairs]).astype(np.int64),
         problem.pair_overlap_fraction,
     )
 
 
-def empty_state(units: Units, num_durations: int) -> State:
+def empty_state(segments: Segments, num_durations: int) -> State:
     """A state of the right shape, for a graph with so many durations; its numbers mean nothing yet."""
-    problem = units.problem
+    problem = segments.problem
     num_virtual = problem.num_virtual_stages
     return State(
         np.zeros(num_virtual + 1, dtype=np.int64),
-        np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
+        np.zeros((num_virtual, segments.num_lanes), dtype=np.int64),
         np.zeros(problem.num_stages),
         np.zeros(wide_layout(num_durations, num_virtual, problem.num_stages).num_times),
-        np.zeros(units.num_lanes, dtype=np.bool_),
+        np.zeros(segments.num_lanes, dtype=np.bool_),
     )
 
 
-def balanced_boundaries(units: Units) -> Ints:
+def balanced_boundaries(segments: Segments) -> Ints:
     """[K + 1] boundaries with about equal time in every chunk, inside their windows."""
-    num_virtual = units.problem.num_virtual_stages
-    work = (units.forward_ms + units.backward_ms)[units.start]
-    factors = [units.problem.time_factors[stage] for stage in units.problem.stage_of]
+    num_virtual = segments.problem.num_virtual_stages
+    work = (segments.forward_ms + segments.backward_ms)[segments.start]
+    factors = [segments.problem.time_factors[stage] for stage in segments.problem.stage_of]
     speed = np.cumsum([0.0, *(1.0 / factor for factor in factors)])
     boundary = np.searchsorted(work, work[-1] * speed / speed[-1])
-    layers = units.layers[units.start]
-    most = units.problem.max_layers_per_chunk if units.problem.max_layers_per_chunk is not None else int(layers[-1])
-    boundary[0], boundary[-1] = 0, units.num_units
+    layers = segments.layers[segments.start]
+    most = (
+        segments.problem.max_layers_per_chunk if segments.problem.max_layers_per_chunk is not None else int(layers[-1])
+    )
+    boundary[0], boundary[-1] = 0, segments.num_segments
     for k in range(1, num_virtual):  # inside its window, one layer after the boundary before, not too many
-        low = max(units.first[k], np.searchsorted(layers, layers[boundary[k - 1]] + 1))
-        high = min(units.last[k], np.searchsorted(layers, layers[boundary[k - 1]] + most, side="right") - 1)
+        low = max(segments.first[k], np.searchsorted(layers, layers[boundary[k - 1]] + 1))
+        high = min(segments.last[k], np.searchsorted(layers, layers[boundary[k - 1]] + most, side="right") - 1)
         boundary[k] = min(max(boundary[k], low), high)
     whole: Ints = boundary.astype(np.int64)
     return whole

@@ -60,7 +60,7 @@ ROUNDING_FRACTION = 1e-11
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """row_ms: [R] of each row of the options. stretch_ms: [P, N + 1, N + 1] the least of each stretch's rows.
-    rest_ms: [P + 1, N + 1] the least of what stages from s on, beginning at a unit, must take."""
+    rest_ms: [P + 1, N + 1] the least of what stages from s on, beginning at a segment, must take."""
 
     row_ms: Floats
     stretch_ms: Floats
@@ -101,7 +101,7 @@ def bound_rows(options: Options, rows: Ints, most_ms: float) -> tuple[Ints, Floa
 
 def _bound_each(options: Options, rows: Ints) -> Floats:
     """[R] the bounds of these rows where the other stages have these rows too; infinite where they lie on no way."""
-    num_stages, size = options.units.problem.num_stages, options.units.num_units + 1
+    num_stages, size = options.segments.problem.num_stages, options.segments.num_segments + 1
     stage, begin, end, of = options.stage[rows], options.begin[rows], options.end[rows], options.relaxed[rows].T
     edges = np.searchsorted(stage, np.arange(num_stages + 1)).tolist()
     of_stages = [slice(*edge) for edge in pairwise(edges)]
@@ -124,13 +124,13 @@ def _bound_each(options: Options, rows: Ints) -> Floats:
     handed = np.where(options.is_split[rows], options.split[rows, MOST_PENDING], 0.0)
     row_ms = np.full(len(rows), np.inf)
     sums = heads[joins], backs[joins], turns[joins], handed[joins]
-    row_ms[joins] = _largest_bounds(of[:, joins], *sums, options.units.problem.num_microbatches)
+    row_ms[joins] = _largest_bounds(of[:, joins], *sums, options.segments.problem.num_microbatches)
     return row_ms
 
 
 def join_rows(options: Options, row_ms: Floats) -> Bounds:
     """The bounds of stretches and placements that follow from those of rows, [R]; infinite for rows to be left out."""
-    num_stages, size = options.units.problem.num_stages, options.units.num_units + 1
+    num_stages, size = options.segments.problem.num_stages, options.segments.num_segments + 1
     stretch = np.full((num_stages, size, size), np.inf)
     np.minimum.at(stretch, (options.stage, options.begin, options.end), row_ms)
     rest = np.full((num_stages + 1, size), np.inf)
@@ -188,7 +188,7 @@ def _rounds_ms(m: float, at_once: Floats, forward: Floats, turn_round: Floats, w
 
 
 def list_placements(bounds: Bounds, most_ms: float) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Boundaries of placements in units, [P + 1], and their bound, in order of it, below most_ms.
+    """Boundaries of placements in segments, [P + 1], and their bound, in order of it, below most_ms.
 
     Of equal bounds the longest beginning goes on first, so a placement is told before all beginnings are made.
     """

@@ -124,13 +124,13 @@ class Closing:
 
     def _starts(self, rows: Ints) -> Ints:
         """[P] where the rows of each stage start."""
-        return np.searchsorted(self.options.stage[rows], np.arange(self.options.units.problem.num_stages))
+        return np.searchsorted(self.options.stage[rows], np.arange(self.options.segments.problem.num_stages))
 
     def _keep(self, boundaries: tuple[int, ...], rows: Ints, bound_ms: float) -> None:
         """Keep a part open unless its rows' bounds or windows refute it."""
         rows, row_ms = bound_rows(self.options, rows, self.goal_ms)
         if len(rows):
-            num_microbatches = self.options.units.problem.num_microbatches
+            num_microbatches = self.options.segments.problem.num_microbatches
             bound_ms = max(bound_ms, float(np.minimum.reduceat(row_ms, self._starts(rows)).max()))
             if not refutes(num_microbatches, self._figures(rows), self.goal_ms):
                 self._number += 1
@@ -149,7 +149,7 @@ class Closing:
 
     def refine(self, num_parts: int, should_stop: Callable[[], bool]) -> None:
         """Raise the least bounds, of so many parts, to what windows refute."""
-        num_microbatches = self.options.units.problem.num_microbatches
+        num_microbatches = self.options.segments.problem.num_microbatches
         for _ in range(num_parts):
             if not self.open or self.open[0].is_refined or should_stop():
                 return
@@ -194,7 +194,7 @@ class Closing:
 
     def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
         """CP-SAT on one part."""
-        num_microbatches = self.options.units.problem.num_microbatches
+        num_microbatches = self.options.segments.problem.num_microbatches
         effort = part.effort_s, should_stop, seed
         if not part.mixed:
             return solve_leaf(self._figures(part.rows), num_microbatches, goal_ms, *effort)

@@ -17,7 +17,7 @@ from mm_autoparallel.signals import interrupted_by_signals
 def compile_orders() -> None:
     """Compile them, or wait for a process that does; standard error says why."""
     with interrupted_by_signals(), first_compilation("propagate.refutes"):
-        table = np.ones((2, NUM_FIGURES))  # two stages of one unit each, one micro-batch
+        table = np.ones((2, NUM_FIGURES))  # two stages of one segment each, one micro-batch
         first, count = np.zeros((2, 3, 3), dtype=np.int32), np.zeros((2, 3, 3), dtype=np.int32)
         for stage in range(2):
             first[stage, stage, stage + 1], count[stage, stage, stage + 1] = stage, 1

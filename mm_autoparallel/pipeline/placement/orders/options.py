@@ -33,7 +33,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 )
 from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes, allowed_host_bytes
 from mm_autoparallel.units import GB
@@ -51,15 +51,15 @@ ROUNDING_FRACTION = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """Rows of all stages. N units, P stages, L lanes (see `Units`).
+    """Rows of all stages. N segments, P stages, L lanes (see `Segments`).
 
     begin, end, stage: [R] of each row. lanes: [R, L] layers in each lane. relaxed, split, whole: [R, NUM_FIGURES]; a
     split or whole row of which is_split, is_whole [R] is False is none, for it does not fit or buys nothing.
-    first, count: [P, N + 1, N + 1] the rows that hold units begin to end. overflow_bytes: [P, N + 1, N + 1] by how much
-    the least of a stretch exceeds its limit, infinite where a stage cannot hold it.
+    first, count: [P, N + 1, N + 1] the rows that hold segments begin to end. overflow_bytes: [P, N + 1, N + 1] by how
+    much the least of a stretch exceeds its limit, infinite where a stage cannot hold it.
     """
 
-    units: Units
+    segments: Segments
     stage: Ints
     begin: Ints
     end: Ints
@@ -80,20 +80,20 @@ class Options:
 
 
 def list_options(
-    units: Units, should_stop: Callable[[], bool], most_ms: float = np.inf, only_bounds: bool = False
+    segments: Segments, should_stop: Callable[[], bool], most_ms: float = np.inf, only_bounds: bool = False
 ) -> Options:
     """Every lawful row of which a step of at most most_ms can be made. Raises TooManyPatterns where they are too many,
     or on should_stop. only_bounds: rows that others undercut are not left out, which takes longer than bounds do.
     """
-    num_stages, size = units.problem.num_stages, units.num_units + 1
+    num_stages, size = segments.problem.num_stages, segments.num_segments + 1
     if num_stages * size * size > MAX_INDEX:
         raise TooManyPatterns
     first, count = (np.zeros((num_stages, size, size), dtype=np.int32) for _ in range(2))
     overflow = np.full((num_stages, size, size), np.inf)
     parts, num_rows = [], 0
-    mixes = Mixes(units)
+    mixes = Mixes(segments)
     for s in range(num_stages):
-        part = _rows_of_stage(units, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
+        part = _rows_of_stage(segments, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
         new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
         first[s, begin[new], end[new]] = new + num_rows
@@ -103,7 +103,7 @@ def list_options(
             raise TooManyPatterns
         parts.append(part)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Options(units=units, first=first, count=count, overflow_bytes=overflow, **joined)
+    return Options(segments=segments, first=first, count=count, overflow_bytes=overflow, **joined)
 
 
 def least_overflow(options: Options) -> tuple[float, str]:
@@ -137,18 +137,18 @@ class Mixes:
     """Counts of lanes [n, L] that a stretch of a stage may have, and what they add: forward, backward, saved, restored,
     host. Listed once for stretches with the same layers of each group."""
 
-    def __init__(self, units: Units) -> None:
-        self.units = units
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
         self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
-        self.before = [tuple(of) for of in units.before[:, units.start].T.tolist()]
+        self.before = [tuple(of) for of in segments.before[:, segments.start].T.tolist()]
 
     def fill(self, begin: int, end: int) -> tuple[Ints, Floats]:
         """Raises TooManyPatterns."""
-        units = self.units
+        segments = self.segments
         low, high = key = self.before[begin], self.before[end]
         if key not in self.known:
             counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
-            for g in range(len(units.groups)):
+            for g in range(len(segments.groups)):
                 more, adds = self._of_group(g, low[g], high[g])
                 if len(counts) * len(more) > MAX_MIXES:
                     raise TooManyPatterns
@@ -158,8 +158,8 @@ class Mixes:
         return self.known[key]
 
     def _of_group(self, group: int, low: int, high: int) -> tuple[Ints, Floats]:
-        units, num_layers = self.units, high - low
-        lanes = range(int(units.lane_offset[group]), int(units.lane_offset[group + 1]))
+        segments, num_layers = self.segments, high - low
+        lanes = range(int(segments.lane_offset[group]), int(segments.lane_offset[group + 1]))
         if comb(num_layers + len(lanes), len(lanes)) > MAX_MIXES:
             raise TooManyPatterns
         ends = np.array(list(combinations_with_replacement(range(num_layers + 1), len(lanes))), dtype=np.int64)
@@ -168,13 +168,13 @@ class Mixes:
         fields = ("extra_forward_ms", "extra_backward_ms", "saved_bytes", "restored_bytes", "host_bytes")
         for place, lane in enumerate(lanes):
             for column, name in enumerate(fields):
-                of_lane = getattr(units, name)[lane]
+                of_lane = getattr(segments, name)[lane]
                 sums[:, column] += of_lane[ends[:, place + 1]] - of_lane[ends[:, place]]
         return np.diff(ends, axis=1), sums
 
 
 def _rows_of_stage(
-    units: Units,
+    segments: Segments,
     stage: int,
     mixes: Mixes,
     overflow: Floats,
@@ -183,18 +183,18 @@ def _rows_of_stage(
     only_bounds: bool,
 ) -> dict[str, NDArray[np.generic]]:
     """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]. Raises TooManyPatterns."""
-    problem, chain = units.problem, units.problem.chain
+    problem, chain = segments.problem, segments.problem.chain
     most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / problem.num_microbatches
-    intervals = list_intervals(units, stage, most_load_ms)
+    intervals = list_intervals(segments, stage, most_load_ms)
     weights, extras, pending = (
-        np.concatenate([[0.0], np.cumsum(np.array(of)[units.flat])])
+        np.concatenate([[0.0], np.cumsum(np.array(of)[segments.flat])])
         for of in (
             [block.backward_weight_ms for block in chain],
             [block.split_extra_ms for block in chain],
             [block.pending_bytes for block in chain],
         )
     )
-    a, b = units.start[intervals.begin], units.start[intervals.end]
+    a, b = segments.start[intervals.begin], segments.start[intervals.end]
     at, lanes, added = _fill_each(intervals, mixes, should_stop)
     factor, link_ms = problem.time_factors[stage], list_host_links(problem)[stage]
     weight_ms, extra_ms = factor * (weights[b] - weights[a])[at], factor * (extras[b] - extras[a])[at]
@@ -256,7 +256,7 @@ def _rows_of_stage(
 def _fill_each(intervals: Intervals, mixes: Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
     """Of all intervals: which each row is of, its layers in each lane, and what they add. Raises TooManyPatterns."""
     of_interval, num_rows = [np.zeros(0, dtype=np.int64)], 0
-    counts, sums = [np.zeros((0, mixes.units.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]
+    counts, sums = [np.zeros((0, mixes.segments.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]
     for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
         more, adds = mixes.fill(begin, end)
         num_rows += len(more)

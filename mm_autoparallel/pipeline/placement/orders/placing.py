@@ -19,7 +19,7 @@ from mm_autoparallel.pipeline.placement.orders.v_shape.placing import place_v
 from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -44,8 +44,8 @@ def place_orders(
     (compile_v if problem.num_chunks > 1 else compile_orders)()
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    units = cut_into_units(problem)
-    if units.has_layouts:
+    segments = cut_into_segments(problem)
+    if segments.has_layouts:
         raise JobError("schedule free takes one layout a layer; leave the layouts of modes out, or name a schedule")
     if microbatch_classes(problem)[0]:
         raise JobError("schedule free takes equal micro-batches; leave microbatch_scale out, or name a schedule")
@@ -61,21 +61,21 @@ def place_orders(
             search.upper_ms = min(search.upper_ms, latest_cutoff_ms())
         return stop()
 
-    reason = explain_windows(units)
+    reason = explain_windows(segments)
     if reason:
         return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
     bound = bound_step(problem, should_stop=stop)
     if bound.reason:
         return replace(infeasible_result(bound.reason, bound.overflow_bytes), solve_s=time.monotonic() - began)
     if problem.num_chunks > 1:
-        found = place_v(units, bound.step_ms, stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms)
+        found = place_v(segments, bound.step_ms, stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms)
         found = found if isinstance(found, PlacementResult) else _result(found)
         return replace(found, solve_s=time.monotonic() - began)
     # most ways to fill a stage are part of no good step: what is far above the bound is listed where no step is near it
     most_ms = min(cutoff_ms, NEAR_FACTOR * bound.step_ms)
     try:
         while True:
-            options = options_below(units, most_ms, stop)
+            options = options_below(segments, most_ms, stop)
             if options is not None:
                 search = OrderSearch(
                     problem, options, bound.step_ms, stop_search, on_better, cutoff_ms, gap_fraction, most_ms

@@ -57,7 +57,7 @@ ROUND_ACTIONS = 60_000_000
 
 @dataclass(eq=False)
 class _Best:
-    """The best words of local search [P, 3M] and their step, with boundaries in units [P + 1] and table rows [P].
+    """The best words of local search [P, 3M] and their step, with boundaries in segments [P + 1] and table rows [P].
 
     is_parted: it was tried to split more of its backwards.
     """
@@ -149,7 +149,7 @@ class OrderSearch:
         """Begin with a placement that is known, if it fits, is below the cutoff and made of ways that are listed."""
         if not placement.orders or not self.offer(placement):
             return
-        ends, lanes = self.options.units.boundaries(placement)
+        ends, lanes = self.options.segments.boundaries(placement)
         words, rows = [], []
         for s, text in enumerate(placement.orders):
             found = read_word(text)
@@ -308,7 +308,7 @@ class OrderSearch:
     def _placement(self, found: _Best) -> Placement:
         """The placement with its orders as texts."""
         lanes = [self.options.lanes[option].tolist() for option in self.table.option[found.rows]]
-        held = self.options.units.placement(found.boundaries.tolist(), lanes)
+        held = self.options.segments.placement(found.boundaries.tolist(), lanes)
         texts = []
         for s, word in enumerate(found.words):
             row = int(found.rows[s])
@@ -379,7 +379,7 @@ class OrderSearch:
         at = np.array(part.boundaries, dtype=np.int64)
         if isinstance(leaf, MixedLeaf):
             lanes = [self.options.lanes[option].tolist() for option in part.rows]
-            placement = replace(self.options.units.placement(at.tolist(), lanes), orders=leaf.orders)
+            placement = replace(self.options.segments.placement(at.tolist(), lanes), orders=leaf.orders)
             found = None
         else:
             assert leaf.words is not None

@@ -41,7 +41,7 @@ def draw_below(n: int) -> int:
 def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: NDArray[np.int32], radius: int) -> bool:
     """Shift one boundary by up to radius, or choose other modes of one stage; whether there was such a change.
 
-    boundaries [P + 1], rows [P]: changed in place. first, count: [P, N + 1, N + 1] rows of each stretch of units.
+    boundaries [P + 1], rows [P]: changed in place. first, count: [P, N + 1, N + 1] rows of each stretch of segments.
     """
     num_stages = rows.shape[0]
     if num_stages > 1 and np.random.random() < 0.7:

@@ -58,7 +58,7 @@ def hold_pipelines(options: Options, table: Table) -> NDArray[np.bool_]:
     """[R'] whether a row has room for as many micro-batches as its stage and those after it are, and for one of them
     whose weight gradient waits: then no stage before it waits for memory.
     """
-    problem, figures = options.units.problem, table.figures
+    problem, figures = options.segments.problem, table.figures
     ahead = np.minimum(problem.num_stages - options.stage[table.option], problem.num_microbatches)
     pending = np.where(table.is_whole, figures[:, KEPT], figures[:, PENDING])
     needed = (ahead - 1) * figures[:, KEPT] + np.maximum(figures[:, KEPT], pending)

@@ -1,4 +1,4 @@
-"""Intervals: the stretches of units that one virtual stage could hold, and what they cost in no mode."""
+"""Intervals: the stretches of segments that one virtual stage could hold, and what they cost in no mode."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.simulate.loads import allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Pairs of a begin and an end beyond which none are listed: some hundred MB. Two thousand units that may lie anywhere.
+#: Pairs of a begin and an end beyond which none are listed: some hundred MB. Two thousand segments that may lie
+# anywhere.
 MAX_INTERVALS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """What one virtual stage could hold, one row each: representative unit interval and its sums.
+    """What one virtual stage could hold, one row each: representative segment interval and its sums.
 
-    begin, end: unit indices; with several chunks equal stretches of equal units are listed once. used: [n, R] units
-    per run.
+    begin, end: segment indices; with several chunks equal stretches of equal segments are listed once. used: [n, R]
+    segments per run.
     """
 
     begin: Ints
@@ -53,40 +54,42 @@ def join_intervals(parts: Sequence[Intervals]) -> Intervals:
     return Intervals(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Intervals)})
 
 
-def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Intervals:
+def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -> Intervals:
     """Every interval that `virtual_stage` may hold with one forward and backward of at most `max_load_ms`; times
     without modes. Raises TooManyPatterns.
     """
-    problem = units.problem
+    problem = segments.problem
     k, num_virtual = virtual_stage, problem.num_virtual_stages
     factor = problem.time_factors[k % problem.num_stages]
-    if int(np.prod(units.last[k : k + 2] - units.first[k : k + 2] + 1)) > MAX_INTERVALS:
+    if int(np.prod(segments.last[k : k + 2] - segments.first[k : k + 2] + 1)) > MAX_INTERVALS:
         raise TooManyPatterns
     begin, end = (
         axis.ravel()
         for axis in np.meshgrid(
-            np.arange(units.first[k], units.last[k] + 1),
-            np.arange(units.first[k + 1], units.last[k + 1] + 1),
+            np.arange(segments.first[k], segments.last[k] + 1),
+            np.arange(segments.first[k + 1], segments.last[k + 1] + 1),
             indexing="ij",
         )
     )
     lawful = begin < end
     begin, end = begin[lawful], end[lawful]
-    a, b = units.start[begin], units.start[end]
-    num_layers = units.layers[b] - units.layers[a]
-    load = (units.forward_ms[b] - units.forward_ms[a] + units.backward_ms[b] - units.backward_ms[a]) * factor
+    a, b = segments.start[begin], segments.start[end]
+    num_layers = segments.layers[b] - segments.layers[a]
+    load = (
+        segments.forward_ms[b] - segments.forward_ms[a] + segments.backward_ms[b] - segments.backward_ms[a]
+    ) * factor
     lawful = (num_layers >= 1) & (load <= max_load_ms)
     if problem.max_layers_per_chunk is not None:
         lawful &= num_layers <= problem.max_layers_per_chunk
-    if units.limits_host:
-        of_host = units.host_static_bytes[b] - units.host_static_bytes[a]
+    if segments.limits_host:
+        of_host = segments.host_static_bytes[b] - segments.host_static_bytes[a]
         lawful &= of_host <= allowed_host_bytes(problem)[k % problem.num_stages]
     begin, end = begin[lawful], end[lawful]
-    used = np.zeros((len(begin), len(units.run_size)), dtype=np.int64)
+    used = np.zeros((len(begin), len(segments.run_size)), dtype=np.int64)
     at_run = np.concatenate(
         [
-            np.zeros((1, len(units.run_size)), dtype=np.int64),
-            np.cumsum(np.eye(len(units.run_size), dtype=np.int64)[units.run], axis=0),
+            np.zeros((1, len(segments.run_size)), dtype=np.int64),
+            np.cumsum(np.eye(len(segments.run_size), dtype=np.int64)[segments.run], axis=0),
         ]
     )
     used = at_run[end] - at_run[begin]
@@ -94,28 +97,28 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         _, once = np.unique(used, axis=0, return_index=True)
         once.sort()
         begin, end, used = begin[once], end[once], used[once]
-    a, b = units.start[begin], units.start[end]
+    a, b = segments.start[begin], segments.start[end]
     hops = np.zeros((len(begin), 2))
     if k < num_virtual - 1:
-        last_block = units.flat[b - 1]
+        last_block = segments.flat[b - 1]
         for e in np.unique(last_block).tolist():
             hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
     return Intervals(
         begin=begin,
         end=end,
         used=used,
-        forward_ms=(units.forward_ms[b] - units.forward_ms[a]) * factor,
-        backward_ms=(units.backward_ms[b] - units.backward_ms[a]) * factor,
+        forward_ms=(segments.forward_ms[b] - segments.forward_ms[a]) * factor,
+        backward_ms=(segments.backward_ms[b] - segments.backward_ms[a]) * factor,
         hop_forward_ms=hops[:, 0],
         hop_backward_ms=hops[:, 1],
-        tail_ms=units.tail_ms[b] - units.tail_ms[a],
-        static_bytes=units.static_bytes[b] - units.static_bytes[a],
-        activation_bytes=units.activation_bytes[b] - units.activation_bytes[a],
-        transient_bytes=_largest(units.transient_bytes, a, b),
-        step_bytes=units.step_bytes[b] - units.step_bytes[a],
-        step_once_bytes=_largest(units.step_once_bytes, a, b),
-        step_shard_bytes=units.step_shard_bytes[b] - units.step_shard_bytes[a],
-        host_static_bytes=units.host_static_bytes[b] - units.host_static_bytes[a],
+        tail_ms=segments.tail_ms[b] - segments.tail_ms[a],
+        static_bytes=segments.static_bytes[b] - segments.static_bytes[a],
+        activation_bytes=segments.activation_bytes[b] - segments.activation_bytes[a],
+        transient_bytes=_largest(segments.transient_bytes, a, b),
+        step_bytes=segments.step_bytes[b] - segments.step_bytes[a],
+        step_once_bytes=_largest(segments.step_once_bytes, a, b),
+        step_shard_bytes=segments.step_shard_bytes[b] - segments.step_shard_bytes[a],
+        host_static_bytes=segments.host_static_bytes[b] - segments.host_static_bytes[a],
     )
 
 

@@ -20,7 +20,7 @@ from mm_autoparallel.pipeline.laid_out import find_reshard, relaxed
 from mm_autoparallel.pipeline.layout import Layout
 from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode
 
 Floats = NDArray[np.float64]
@@ -81,7 +81,7 @@ class StageMixes:
 
     def __init__(
         self,
-        units: Units,
+        segments: Segments,
         held: Intervals,
         stage: int,
         in_flight: float,
@@ -90,19 +90,19 @@ class StageMixes:
         budgets: Floats,
         compare: Compare,
     ) -> None:
-        self.units, self.held, self.in_flight = units, held, in_flight
-        self.factor = units.problem.time_factors[stage]
+        self.segments, self.held, self.in_flight = segments, held, in_flight
+        self.factor = segments.problem.time_factors[stage]
         self.room_bytes = room_bytes
         self.compare = compare
-        self.passing_bytes = min(block.transient_bytes for block in relaxed(units.problem).chain)
+        self.passing_bytes = min(block.transient_bytes for block in relaxed(segments.problem).chain)
         self.num_left = MAX_COMPARISONS
-        self.chain = units.problem.chain
-        a, b = units.start[held.begin], units.start[held.end]
-        self.low, self.high = units.before[:, a].T, units.before[:, b].T  # [intervals, G]
+        self.chain = segments.problem.chain
+        a, b = segments.start[held.begin], segments.start[held.end]
+        self.low, self.high = segments.before[:, a].T, segments.before[:, b].T  # [intervals, G]
         self.constants = [self._constant(begin, end) for begin, end in zip(a.tolist(), b.tolist(), strict=True)]
         self.layers = [
             [block for block in self.chain if block.modes and block.group == name for _ in range(block.count)]
-            for name in units.groups
+            for name in segments.groups
         ]
         self.weights, self.budgets = self._add_prices(weights, budgets)
         self.least = [self._least_sums(layers) for layers in self.layers]
@@ -162,7 +162,7 @@ class StageMixes:
     def _constant(self, begin: int, end: int) -> Floats:
         """[8] of the flat blocks begin to end that have no modes."""
         rows = Rows(np.zeros((1, 8)), np.zeros((1, 0), dtype=np.int64))
-        for e in self.units.flat[begin:end].tolist():
+        for e in self.segments.flat[begin:end].tolist():
             if not self.chain[e].modes:
                 rows = rows.add(self.values_of(self.chain[e], None))
         sums: Floats = rows.values[0]
@@ -197,7 +197,7 @@ class StageMixes:
         """
         if rows.num_rows < 2:
             return rows
-        values, problem = rows.values, self.units.problem
+        values, problem = rows.values, self.segments.problem
         forward_ms, backward_ms, tail_ms = (values[:, [column]] for column in (FORWARD, BACKWARD, TAIL))
         factor = self.factor
         if self.compare == "load":
@@ -226,7 +226,7 @@ class StageMixes:
         constants[:, _LARGEST] = 0.0  # no sums: the largest of all parts counts once
         beside = self._measure(constants)
         beside[:, -2] -= self.passing_bytes if self.compare == "load" else 0.0
-        for other in range(len(self.units.groups)):
+        for other in range(len(self.segments.groups)):
             if other != group:
                 least = self.least[other]
                 beside = beside + least[self.high[chosen, other]] - least[self.low[chosen, other]]
@@ -244,7 +244,7 @@ class StageMixes:
 
     def fill(self, group: int, chosen: Ints) -> list[Rows]:
         """Of each number of layers, the mixes of so many of a group, for intervals that begin with the same one."""
-        first, num_lanes = int(self.units.lane_offset[group]), self.units.num_lanes
+        first, num_lanes = int(self.segments.lane_offset[group]), self.segments.num_lanes
         limits = self._limits(group, chosen)
         size, low = len(limits), int(self.low[chosen[0], group])
         layers = self.layers[group][low : low + size - 1]
@@ -326,7 +326,7 @@ class StageMixes:
         for constant, parts in zip(self.constants, held, strict=True):
             key = (constant.tobytes(), *(id(rows) for rows in parts.values()))
             if key not in known:
-                alone = Rows(constant[None], np.zeros((1, self.units.num_lanes), dtype=np.int64))
+                alone = Rows(constant[None], np.zeros((1, self.segments.num_lanes), dtype=np.int64))
                 known[key] = finish(reduce(self._cross, parts.values(), alone))
             found.append(known[key])
         return found

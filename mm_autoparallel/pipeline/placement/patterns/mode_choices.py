@@ -1,7 +1,7 @@
-"""Wheels: how many layers of a chunk run in which mode, as short lists of choices that no other beats.
+"""Mode choices: how many layers of a chunk run in which mode, as short lists of choices that no other beats.
 
-Where each group has one mode and it costs backward time alone, a chunk has one wheel for each group, its rows the
-counts from 0 on: each further row is slower and (if that helps) keeps less. Otherwise a chunk has a single wheel over
+Where each group has one mode and it costs backward time alone, a chunk has one choice for each group, its rows the
+counts from 0 on: each further row is slower and (if that helps) keeps less. Otherwise a chunk has a single choice over
 all lanes, with those rows only that no other undercuts in forward time, backward time and memory at once.
 """
 
@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 
@@ -34,14 +34,14 @@ class TooManyPatterns(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Wheels:
-    """W wheels of each of I chunks; of each wheel one row is chosen, and what the rows say adds up over a chunk's
-    wheels.
+class ModeChoices:
+    """W choices of each of I chunks; of each choice one row is chosen, and what the rows say adds up over a chunk's
+    choices.
 
-    first, size: [I, W] the rows of each wheel, the first of least time. forward_ms, backward_ms, saved_bytes,
+    first, size: [I, W] the rows of each choice, the first of least time. forward_ms, backward_ms, saved_bytes,
     restored_bytes, host_bytes: [rows] what they add to the chunk's times, save of each micro-batch in flight, restore
     once, and keep on the host of each micro-batch in flight (zeros where nothing limits that).
-    counts: [rows, L] layers in each lane. is_ordered: each further row of a wheel adds no less to any time than those
+    counts: [rows, L] layers in each lane. is_ordered: each further row of a choice adds no less to any time than those
     before it.
     """
 
@@ -56,8 +56,8 @@ class Wheels:
     is_ordered: bool
 
 
-def list_wheels(
-    units: Units,
+def list_mode_choices(
+    segments: Segments,
     stage: int,
     begin: Ints,
     end: Ints,
@@ -66,27 +66,29 @@ def list_wheels(
     backward_ms: Floats,
     max_load_ms: float,
     host_room_bytes: Floats,
-) -> Wheels:
-    """Wheels of chunks of `stage` that hold units begin to end [I], `used` of each run [I, R], and take forward_ms and
-    backward_ms [I] without modes. host_room_bytes: [I] what may lie on the host of one micro-batch at most.
+) -> ModeChoices:
+    """Mode choices of chunks of `stage` that hold segments begin to end [I], `used` of each run [I, R], and take
+    forward_ms and backward_ms [I] without modes. host_room_bytes: [I] what may lie on the host of one micro-batch at
+    most.
 
     Rows that alone make a chunk take more than max_load_ms, or fill its host, are left out. Raises TooManyPatterns.
     """
-    low, high = (units.before[:, units.start[at]].T.copy() for at in (begin, end))
-    if units.is_plain:
-        return _count_layers(units, stage, low, high)
+    low, high = (segments.before[:, segments.start[at]].T.copy() for at in (begin, end))
+    if segments.is_plain:
+        return _count_layers(segments, stage, low, high)
     _, alike, which = np.unique(used, axis=0, return_index=True, return_inverse=True)
     loads_ms, rooms = (forward_ms[alike], backward_ms[alike]), host_room_bytes[alike]
-    mixed = _mix_lanes(units, stage, low[alike], high[alike], *loads_ms, rooms, max_load_ms)
+    mixed = _mix_lanes(segments, stage, low[alike], high[alike], *loads_ms, rooms, max_load_ms)
     return replace(mixed, first=mixed.first[which.ravel()], size=mixed.size[which.ravel()])
 
 
-def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
-    """One wheel for each group: how many of its layers are in its only lane. low, high: [I, G] layers of the groups."""
-    factor = units.problem.time_factors[stage]
+def _count_layers(segments: Segments, stage: int, low: Ints, high: Ints) -> ModeChoices:
+    """One choice for each group: how many of its layers are in its only lane. low, high: [I, G] layers of the
+    groups."""
+    factor = segments.problem.time_factors[stage]
     first, tables, counts = np.zeros_like(low), [], []
     num_rows = 0
-    for g in range(len(units.groups)):
+    for g in range(len(segments.groups)):
         begins, which = np.unique(low[:, g], return_inverse=True)
         ends = begins.copy()
         np.maximum.at(ends, which.ravel(), high[:, g])
@@ -96,18 +98,18 @@ def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
             tables.append(
                 np.stack(
                     [
-                        (units.extra_backward_ms[g, at:most] - units.extra_backward_ms[g, at]) * factor,
-                        units.saved_bytes[g, at:most] - units.saved_bytes[g, at],
-                        units.restored_bytes[g, at:most] - units.restored_bytes[g, at],
+                        (segments.extra_backward_ms[g, at:most] - segments.extra_backward_ms[g, at]) * factor,
+                        segments.saved_bytes[g, at:most] - segments.saved_bytes[g, at],
+                        segments.restored_bytes[g, at:most] - segments.restored_bytes[g, at],
                     ]
                 )
             )
-            rows = np.zeros((most - at, units.num_lanes), dtype=np.int64)
+            rows = np.zeros((most - at, segments.num_lanes), dtype=np.int64)
             rows[:, g] = np.arange(most - at)
             counts.append(rows)
             num_rows += most - at
     backward_ms, saved_bytes, restored_bytes = np.concatenate([np.zeros((3, 0)), *tables], axis=1)
-    return Wheels(
+    return ModeChoices(
         first=first,
         size=high - low + 1,
         forward_ms=np.zeros(num_rows),
@@ -115,13 +117,13 @@ def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
         saved_bytes=saved_bytes,
         restored_bytes=restored_bytes,
         host_bytes=np.zeros(num_rows),
-        counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *counts]),
+        counts=np.concatenate([np.zeros((0, segments.num_lanes), dtype=np.int64), *counts]),
         is_ordered=True,
     )
 
 
 def _mix_lanes(
-    units: Units,
+    segments: Segments,
     stage: int,
     low: Ints,
     high: Ints,
@@ -129,12 +131,12 @@ def _mix_lanes(
     backward_ms: Floats,
     host_room_bytes: Floats,
     max_load_ms: float,
-) -> Wheels:
-    """One wheel for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
-    factor, link = units.problem.time_factors[stage], list_host_links(units.problem)[stage]
-    limited = units.limits_host
+) -> ModeChoices:
+    """One choice for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
+    factor, link = segments.problem.time_factors[stage], list_host_links(segments.problem)[stage]
+    limited = segments.limits_host
     budget = _Budget()
-    groups = [_Group(units, g, budget) for g in range(len(units.groups))]
+    groups = [_Group(segments, g, budget) for g in range(len(segments.groups))]
     sizes, tables, all_counts = [], [], []
     for i in range(len(low)):
         counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
@@ -164,14 +166,14 @@ def _mix_lanes(
         if limited:
             is_within &= host_bytes <= host_room_bytes[i]
         within = np.flatnonzero(is_within)
-        columns = 5 if limited and units.problem.num_chunks > 1 else 4  # with one chunk the host is decided
+        columns = 5 if limited and segments.problem.num_chunks > 1 else 4  # with one chunk the host is decided
         kept = within[budget.keep(rows[within, :columns])]
         kept = kept[np.argsort(rows[kept, 0] + rows[kept, 1], kind="stable")]
         sizes.append(len(kept))
         tables.append(rows[kept])
         all_counts.append(counts[kept])
     table = np.concatenate([np.zeros((0, 4 + limited)), *tables])
-    return Wheels(
+    return ModeChoices(
         first=np.cumsum([0, *sizes])[:-1, None],
         size=np.array(sizes, dtype=np.int64)[:, None],
         forward_ms=table[:, 0].copy(),
@@ -179,7 +181,7 @@ def _mix_lanes(
         saved_bytes=-table[:, 2],
         restored_bytes=table[:, 3].copy(),
         host_bytes=table[:, 4].copy() if limited else np.zeros(len(table)),
-        counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *all_counts]),
+        counts=np.concatenate([np.zeros((0, segments.num_lanes), dtype=np.int64), *all_counts]),
         is_ordered=False,
     )
 
@@ -201,25 +203,25 @@ class _Budget:
 class _Group:
     """The layers of one group, and what of them can run in which lane: listed once for equal stretches."""
 
-    def __init__(self, units: Units, number: int, budget: _Budget) -> None:
+    def __init__(self, segments: Segments, number: int, budget: _Budget) -> None:
         self.number = number
         self.budget = budget
-        num_layers = int(units.before[number, -1])
-        lanes = slice(units.lane_offset[number], units.lane_offset[number + 1])
+        num_layers = int(segments.before[number, -1])
+        lanes = slice(segments.lane_offset[number], segments.lane_offset[number + 1])
         self.sums = np.stack(
             [
                 of[lanes, : num_layers + 1]
                 for of in (
-                    units.extra_forward_ms,
-                    units.extra_backward_ms,
-                    units.saved_bytes,
-                    units.restored_bytes,
-                    units.host_bytes,
+                    segments.extra_forward_ms,
+                    segments.extra_backward_ms,
+                    segments.saved_bytes,
+                    segments.restored_bytes,
+                    segments.host_bytes,
                 )
             ],
             axis=2,
         )  # [lanes, layers + 1, 5]
-        members = [block for block in units.problem.chain if block.modes and block.group == units.groups[number]]
+        members = [block for block in segments.problem.chain if block.modes and block.group == segments.groups[number]]
         kinds: dict[object, int] = {}
         of_block = [kinds.setdefault((block.modes, block.activation_bytes), len(kinds)) for block in members]
         self.kind = np.repeat(of_block, [block.count for block in members])  # equal for layers that change alike

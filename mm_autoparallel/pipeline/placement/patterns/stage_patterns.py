@@ -1,7 +1,8 @@
 """Patterns: everything one stage could hold, in the modes that fit its memory, for a step below a known bound.
 
-A pattern fixes the interval of units of each of the stage's chunks (up to where along equal units it lies) and how many
-layers run in each lane. Of patterns with equal intervals only those are kept that no other beats in every chunk's
+A pattern fixes the interval of segments of each of the stage's chunks (up to where along equal segments it lies) and
+how many layers run in each lane. Of patterns with equal intervals only those are kept that no other beats in every
+chunk's
 forward and backward time, so nothing is lost: the step never falls when a time rises.
 """
 
@@ -13,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, join_intervals, list_intervals
-from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, Wheels, list_wheels
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import ModeChoices, TooManyPatterns, list_mode_choices
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
@@ -35,8 +36,8 @@ WORK_NOISE_FRACTION = 1e-9
 class StagePatterns:
     """n patterns of one stage with V chunks, L lanes, R runs.
 
-    begin, end: [n, V] units of each chunk. lanes: [n, V, L] layers in each lane. used: [n, R] units per run over all
-    chunks.
+    begin, end: [n, V] segments of each chunk. lanes: [n, V, L] layers in each lane. used: [n, R] segments per run over
+    all chunks.
     times_ms: [n, 4V + 1]: forward, backward, hop forward, hop backward per chunk, then the tail.
     """
 
@@ -57,22 +58,22 @@ class StagePatterns:
 
 
 def list_patterns(
-    units: Units, graph: TaskGraph, stage: int, max_load_ms: float, min_load_ms: float = 0.0
+    segments: Segments, graph: TaskGraph, stage: int, max_load_ms: float, min_load_ms: float = 0.0
 ) -> StagePatterns:
     """All patterns of `stage` whose forward and backward of one micro-batch take at most `max_load_ms` in all chunks.
 
     min_load_ms bounds the load without modes from below (what the others cannot take). Raises TooManyPatterns.
     """
-    problem = units.problem
+    problem = segments.problem
     num_chunks = problem.num_chunks
-    per_chunk = [list_intervals(units, c * problem.num_stages + stage, max_load_ms) for c in range(num_chunks)]
+    per_chunk = [list_intervals(segments, c * problem.num_stages + stage, max_load_ms) for c in range(num_chunks)]
     offsets, held = np.cumsum([0, *(len(i.begin) for i in per_chunk)]), join_intervals(per_chunk)
     in_flight = graph.in_flight[stage].astype(np.float64)
-    host_bytes = float(allowed_host_bytes(problem)[stage]) if units.limits_host else np.inf
+    host_bytes = float(allowed_host_bytes(problem)[stage]) if segments.limits_host else np.inf
     available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
     host_room_bytes = (host_bytes - held.host_static_bytes) / in_flight.max(axis=0).min()
-    wheels = list_wheels(
-        units,
+    choices = list_mode_choices(
+        segments,
         stage,
         held.begin,
         held.end,
@@ -88,16 +89,16 @@ def list_patterns(
         held.static_bytes,
         held.activation_bytes,
         held.transient_bytes,
-        wheels.first,
-        wheels.size,
-        wheels.forward_ms,
-        wheels.backward_ms,
-        wheels.saved_bytes,
-        wheels.restored_bytes,
-        wheels.is_ordered,
-        units.limits_host,
+        choices.first,
+        choices.size,
+        choices.forward_ms,
+        choices.backward_ms,
+        choices.saved_bytes,
+        choices.restored_bytes,
+        choices.is_ordered,
+        segments.limits_host,
         held.host_static_bytes,
-        wheels.host_bytes,
+        choices.host_bytes,
         host_bytes,
         in_flight,
         available_bytes,
@@ -108,9 +109,9 @@ def list_patterns(
     )
     if count < 0:
         raise TooManyPatterns
-    chosen, rows = chosen[:count], rows[:count].reshape(count, num_chunks, wheels.first.shape[1])
+    chosen, rows = chosen[:count], rows[:count].reshape(count, num_chunks, choices.first.shape[1])
     fits = _step_fits(held, chosen, available_bytes)
-    return _patterns_of(units, stage, held, wheels, chosen[fits], rows[fits])
+    return _patterns_of(segments, stage, held, choices, chosen[fits], rows[fits])
 
 
 def _step_fits(held: Intervals, chosen: Ints, available_bytes: float) -> NDArray[np.bool_]:
@@ -122,21 +123,23 @@ def _step_fits(held: Intervals, chosen: Ints, available_bytes: float) -> NDArray
     return fits
 
 
-def _patterns_of(units: Units, stage: int, held: Intervals, wheels: Wheels, chosen: Ints, rows: Ints) -> StagePatterns:
+def _patterns_of(
+    segments: Segments, stage: int, held: Intervals, choices: ModeChoices, chosen: Ints, rows: Ints
+) -> StagePatterns:
     """The patterns that hold intervals chosen [n, V] in the modes of rows [n, V, W]."""
     used = held.used[chosen].sum(axis=1)
     times = np.concatenate(
         [
-            held.forward_ms[chosen] + wheels.forward_ms[rows].sum(axis=2),
-            held.backward_ms[chosen] + wheels.backward_ms[rows].sum(axis=2),
+            held.forward_ms[chosen] + choices.forward_ms[rows].sum(axis=2),
+            held.backward_ms[chosen] + choices.backward_ms[rows].sum(axis=2),
             held.hop_forward_ms[chosen],
             held.hop_backward_ms[chosen],
-            units.problem.stage_tail_ms[stage] + held.tail_ms[chosen].sum(axis=1, keepdims=True),
+            segments.problem.stage_tail_ms[stage] + held.tail_ms[chosen].sum(axis=1, keepdims=True),
         ],
         axis=1,
     )
-    patterns = StagePatterns(held.begin[chosen], held.end[chosen], wheels.counts[rows].sum(axis=2), used, times)
-    return patterns.select(np.all(used <= units.run_size, axis=1))
+    patterns = StagePatterns(held.begin[chosen], held.end[chosen], choices.counts[rows].sum(axis=2), used, times)
+    return patterns.select(np.all(used <= segments.run_size, axis=1))
 
 
 @kernel
@@ -158,8 +161,8 @@ def enumerate_patterns(
     static_bytes: Floats,
     activation_bytes: Floats,
     transient_bytes: Floats,
-    wheel_first: Ints,
-    wheel_size: Ints,
+    choice_first: Ints,
+    choice_size: Ints,
     row_forward_ms: Floats,
     row_backward_ms: Floats,
     row_saved_bytes: Floats,
@@ -176,16 +179,16 @@ def enumerate_patterns(
     max_patterns: int,
     max_choices: int,
 ) -> tuple[Ints, Ints, int]:
-    """Rows of interval indices [., V] and rows of wheels [., V · W]; count -1 where there are more than max_patterns,
+    """Rows of interval indices [., V] and rows of choices [., V · W]; count -1 where there are more than max_patterns,
     or more than max_choices to look at.
 
-    Intervals of chunk c are offsets[c] to offsets[c + 1]. For each choice of intervals the wheels run through an
+    Intervals of chunk c are offsets[c] to offsets[c + 1]. For each choice of intervals the choices run through an
     odometer, and only undominated times are kept. limits_host: what rows keep on the host counts too; ordered ones keep
-    nothing there. Where wheels are ordered, the last digit stops at the first row that
+    nothing there. Where choices are ordered, the last digit stops at the first row that
     fits; where they are not, digits whose memory cannot fit whatever follows are passed over.
     """
-    num_chunks, num_wheels = offsets.shape[0] - 1, wheel_first.shape[1]
-    digits = num_chunks * num_wheels
+    num_chunks, num_choices = offsets.shape[0] - 1, choice_first.shape[1]
+    digits = num_chunks * num_choices
     sides = 1 if is_ordered else 2  # ordered rows change the backward alone
     width = sides * num_chunks
     capacity = 1024
@@ -200,12 +203,12 @@ def enumerate_patterns(
         for i in range(offsets[c], offsets[c + 1]):
             least = min(least, load_ms[i])
         least_after[c] = least_after[c + 1] + least
-    most_saved, least_restored = np.zeros(wheel_first.shape), np.zeros(wheel_first.shape)
-    least_host, moved, host_free = np.zeros(wheel_first.shape), np.zeros(num_chunks), np.inf
+    most_saved, least_restored = np.zeros(choice_first.shape), np.zeros(choice_first.shape)
+    least_host, moved, host_free = np.zeros(choice_first.shape), np.zeros(num_chunks), np.inf
     if not is_ordered:
-        for i in range(wheel_first.shape[0]):
-            for w in range(num_wheels):
-                rows = slice(wheel_first[i, w], wheel_first[i, w] + wheel_size[i, w])
+        for i in range(choice_first.shape[0]):
+            for w in range(num_choices):
+                rows = slice(choice_first[i, w], choice_first[i, w] + choice_size[i, w])
                 most_saved[i, w] = np.max(row_saved_bytes[rows])
                 least_restored[i, w] = np.min(row_restored_bytes[rows])
                 least_host[i, w] = np.min(row_host_bytes[rows])
@@ -256,8 +259,8 @@ def enumerate_patterns(
                 for v in range(num_chunks):
                     kept[v] = activation_bytes[pick[v]]
                     forward, backward = 0.0, 0.0
-                    for w in range(num_wheels):
-                        row = wheel_first[pick[v], w] + digit[v * num_wheels + w]
+                    for w in range(num_choices):
+                        row = choice_first[pick[v], w] + digit[v * num_choices + w]
                         kept[v] -= row_saved_bytes[row]
                         restored += row_restored_bytes[row]
                         forward += row_forward_ms[row]
@@ -274,8 +277,8 @@ def enumerate_patterns(
                 if fits and limits_host:
                     for v in range(num_chunks):
                         moved[v] = 0.0
-                        for w in range(num_wheels):
-                            moved[v] += row_host_bytes[wheel_first[pick[v], w] + digit[v * num_wheels + w]]
+                        for w in range(num_choices):
+                            moved[v] += row_host_bytes[choice_first[pick[v], w] + digit[v * num_choices + w]]
                     fits = lies_within(in_flight, moved, host_free)
                 if fits:
                     dominated = False
@@ -328,14 +331,14 @@ def enumerate_patterns(
                             front = wider_front
                         for v in range(num_chunks):
                             out_interval[count, v] = pick[v]
-                            for w in range(num_wheels):
-                                d = v * num_wheels + w
-                                out_row[count, d] = wheel_first[pick[v], w] + digit[d]
+                            for w in range(num_choices):
+                                d = v * num_choices + w
+                                out_row[count, d] = choice_first[pick[v], w] + digit[d]
                         for v in range(width):
                             front[num_front, v] = chunk_extra[v]
                         count += 1
                         num_front += 1
-                # next row: where this one is too slow, or fits on an ordered wheel, a larger last digit is only slower
+                # next row: where this one is too slow, or fits on an ordered choice, a larger last digit is only slower
                 d = digits - 1
                 if d >= 0 and (over_time or (fits and is_ordered)):
                     while d >= 0 and digit[d] == 0:
@@ -344,25 +347,25 @@ def enumerate_patterns(
                         digit[d] = 0
                         d -= 1
                 elif d >= 0 and not fits and not is_ordered:
-                    # one chunk has one wheel: from the last chunk back, see whether what follows could make it fit
+                    # one chunk has one choice: from the last chunk back, see whether what follows could make it fit
                     restored = 0.0
                     for v in range(num_chunks):
-                        restored += row_restored_bytes[wheel_first[pick[v], 0] + digit[v]]
+                        restored += row_restored_bytes[choice_first[pick[v], 0] + digit[v]]
                     for v in range(num_chunks - 1, 0, -1):
                         restored += least_restored[pick[v], 0]
-                        restored -= row_restored_bytes[wheel_first[pick[v], 0] + digit[v]]
+                        restored -= row_restored_bytes[choice_first[pick[v], 0] + digit[v]]
                         kept[v] = activation_bytes[pick[v]] - most_saved[pick[v], 0]
                         hopeless = not lies_within(in_flight, kept, available_bytes - static - transient - restored)
                         if limits_host and not hopeless:
                             for u in range(num_chunks):
-                                first = wheel_first[pick[u], 0]
+                                first = choice_first[pick[u], 0]
                                 moved[u] = row_host_bytes[first + digit[u]] if u < v else least_host[pick[u], 0]
                             hopeless = not lies_within(in_flight, moved, host_free)
                         if not hopeless:
                             break
                         digit[v] = 0
                         d = v - 1
-                while d >= 0 and digit[d] == wheel_size[pick[d // num_wheels], d % num_wheels] - 1:
+                while d >= 0 and digit[d] == choice_size[pick[d // num_choices], d % num_choices] - 1:
                     digit[d] = 0
                     d -= 1
                 if d < 0:
@@ -373,12 +376,12 @@ def enumerate_patterns(
     return out_interval, out_row, count
 
 
-def load_limits(problem: Problem, units: Units, stage: int, step_ms: float) -> tuple[float, float]:
+def load_limits(problem: Problem, segments: Segments, stage: int, step_ms: float) -> tuple[float, float]:
     """Largest load of any stage in a step of `step_ms` (each micro-batch passes once each way), and the least without
     modes that the others leave to `stage`: in that time another stage of factor f does at most 1 / f of its work.
     """
     most = step_ms / problem.num_microbatches
-    work = float(units.forward_ms[-1] + units.backward_ms[-1])
+    work = float(segments.forward_ms[-1] + segments.backward_ms[-1])
     factors = problem.time_factors
     done_by_others = sum(1.0 / factor for s, factor in enumerate(factors) if s != stage)
     # what is compared with it is added up in another order: a stage alone has no less than exactly all

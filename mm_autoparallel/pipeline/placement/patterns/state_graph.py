@@ -1,7 +1,7 @@
 """Layers: the graph of states and patterns that the tree walks, and the least times its bounds are made of.
 
-States say how much of the chain the stages before hold (units per run; with one chunk that is a position), edges which
-patterns lead from one to the next. Patterns on no path from nothing to the whole chain are dropped.
+States say how much of the chain the stages before hold (segments per run; with one chunk that is a position), edges
+which patterns lead from one to the next. Patterns on no path from nothing to the whole chain are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
@@ -120,20 +120,20 @@ class _Sorted(NamedTuple):
     ends: Ints
 
 
-def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, list[StagePatterns]] | None:
+def build_layers(segments: Segments, patterns: list[StagePatterns]) -> tuple[Layers, list[StagePatterns]] | None:
     """Link the patterns of all stages into the layered graph, dropping those on no path; None where no path is left.
 
     Raises TooManyPatterns.
     """
-    radix = np.cumprod(np.concatenate([[1], units.run_size[:-1] + 1])) if units.problem.num_chunks > 1 else None
-    total = int(units.run_size @ radix) if radix is not None else units.num_units
+    radix = np.cumprod(np.concatenate([[1], segments.run_size[:-1] + 1])) if segments.problem.num_chunks > 1 else None
+    total = int(segments.run_size @ radix) if radix is not None else segments.num_segments
     if radix is not None and total >= 2**62:
         raise TooManyPatterns
-    of_stages = [_sort(units, of_stage, radix) for of_stage in patterns]
+    of_stages = [_sort(segments, of_stage, radix) for of_stage in patterns]
     states = [np.zeros(1, dtype=np.int64)]
     edges: list[tuple[Ints, Ints, Ints]] = []  # from, to (values), group
     for of_stage in of_stages:
-        edges.append(_edges_from(units, states[-1], of_stage, radix))
+        edges.append(_edges_from(segments, states[-1], of_stage, radix))
         states.append(np.unique(edges[-1][1]))
     if total not in states[-1]:
         return None
@@ -143,29 +143,29 @@ def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, l
         alive = np.isin(target, states[s + 1])
         edges[s] = (source[alive], target[alive], group[alive])
         states[s] = np.unique(edges[s][0])
-    return _number(units, of_stages, states, edges)
+    return _number(segments, of_stages, states, edges)
 
 
-def _sort(units: Units, patterns: StagePatterns, radix: Ints | None) -> _Sorted:
-    """radix: what a unit of each run counts in a state; None with one chunk, where a state is a position."""
+def _sort(segments: Segments, patterns: StagePatterns, radix: Ints | None) -> _Sorted:
+    """radix: what a segment of each run counts in a state; None with one chunk, where a state is a position."""
     if radix is not None:
         key = delta = patterns.used @ radix
     else:
         delta = patterns.end[:, 0] - patterns.begin[:, 0]
-        key = patterns.begin[:, 0] * (units.num_units + 1) + delta
+        key = patterns.begin[:, 0] * (segments.num_segments + 1) + delta
     order = np.argsort(key, kind="stable")
     _, first = np.unique(key[order], return_index=True)
     return _Sorted(patterns.select(order), first, delta[order][first], np.append(first[1:], len(key)))
 
 
-def _edges_from(units: Units, states: Ints, stage: _Sorted, radix: Ints | None) -> tuple[Ints, Ints, Ints]:
+def _edges_from(segments: Segments, states: Ints, stage: _Sorted, radix: Ints | None) -> tuple[Ints, Ints, Ints]:
     """From, to and group of every edge that leaves `states`. Raises TooManyPatterns."""
     if len(states) * len(stage.first) > 4 * MAX_EDGES:
         raise TooManyPatterns
     if radix is not None:
         source, group = (axis.ravel() for axis in np.meshgrid(states, np.arange(len(stage.first)), indexing="ij"))
         fits = np.ones(len(source), dtype=bool)
-        for r, size in enumerate(units.run_size.tolist()):
+        for r, size in enumerate(segments.run_size.tolist()):
             held = source // radix[r] % (size + 1)
             fits &= held + stage.patterns.used[stage.first, r][group] <= size
         source, group = source[fits], group[fits]
@@ -179,13 +179,13 @@ def _edges_from(units: Units, states: Ints, stage: _Sorted, radix: Ints | None) 
 
 
 def _number(
-    units: Units, of_stages: list[_Sorted], states: list[Ints], edges: list[tuple[Ints, Ints, Ints]]
+    segments: Segments, of_stages: list[_Sorted], states: list[Ints], edges: list[tuple[Ints, Ints, Ints]]
 ) -> tuple[Layers, list[StagePatterns]]:
     """The graph of these states and edges, all numbered through, and the patterns that are on them.
 
     Raises TooManyPatterns where the times to be kept of its states are too many.
     """
-    problem, num_stages = units.problem, len(of_stages)
+    problem, num_stages = segments.problem, len(of_stages)
     state_offset = np.cumsum([0, *(len(x) for x in states)])
     kept_patterns, edge_arrays, group_offset, group_begin, num_patterns = [], [], [0], [], 0
     for s, (of_stage, (source, target, group)) in enumerate(zip(of_stages, edges, strict=True)):
@@ -214,8 +214,8 @@ def _number(
         group_offset=np.array(group_offset),
         group_begin=np.append(np.concatenate(group_begin), num_patterns),
         times_ms=np.concatenate([p.times_ms for p in kept_patterns]),
-        first_run=np.concatenate([units.run[p.begin] for p in kept_patterns]),
-        last_run=np.concatenate([units.run[p.end - 1] for p in kept_patterns]),
+        first_run=np.concatenate([segments.run[p.begin] for p in kept_patterns]),
+        last_run=np.concatenate([segments.run[p.end - 1] for p in kept_patterns]),
         slot=_slots(num_stages, problem.num_chunks),
         least_before=np.empty((state_offset[-1], width)),
         least_after=np.empty((state_offset[-1], width)),

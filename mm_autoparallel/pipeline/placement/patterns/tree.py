@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.patterns.state_graph import (
     least_of,
 )
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph, played, step_bounds
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.stage_times import times_layout
@@ -223,7 +223,7 @@ class PatternTree:
 
     def __init__(
         self,
-        units: Units,
+        segments: Segments,
         patterns: list[StagePatterns],
         short: TaskGraph,
         full: TaskGraph,
@@ -232,8 +232,8 @@ class PatternTree:
         should_stop: Callable[[], bool],
     ) -> None:
         """patterns: of each stage, all that a step below upper_ms can use. Raises TooManyPatterns (memory)."""
-        problem = units.problem
-        self.units = units
+        problem = segments.problem
+        self.segments = segments
         self.short, self.full = played(short), played(full)
         self.tasks_per_bound = short.num_tasks
         self.best_ms = upper_ms
@@ -278,7 +278,7 @@ class PatternTree:
         """
         size = (np.inf, np.inf)
         while True:
-            built = build_layers(self.units, patterns)
+            built = build_layers(self.segments, patterns)
             if built is None:
                 return None
             layers, patterns = built
@@ -347,11 +347,11 @@ class PatternTree:
         return lower
 
 
-def boundaries_of(units: Units, best: list[tuple[StagePatterns, int]]) -> tuple[list[int], list[list[int]]]:
-    """Unit boundaries [K + 1] and counts of lanes [K][L] of a combination of patterns."""
-    num_stages = units.problem.num_stages
+def boundaries_of(segments: Segments, best: list[tuple[StagePatterns, int]]) -> tuple[list[int], list[list[int]]]:
+    """Segment boundaries [K + 1] and counts of lanes [K][L] of a combination of patterns."""
+    num_stages = segments.problem.num_stages
     sizes, lanes = [], []
-    for k in range(units.problem.num_virtual_stages):
+    for k in range(segments.problem.num_virtual_stages):
         patterns, index = best[k % num_stages]
         chunk = k // num_stages
         sizes.append(int(patterns.end[index, chunk] - patterns.begin[index, chunk]))

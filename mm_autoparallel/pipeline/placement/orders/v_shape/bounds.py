@@ -19,8 +19,8 @@ alone is left, and L all of its work for one micro-batch, T is at least
     head + r once + (M - 1 - r A) f_a + once + rest         r = ⌈M / A⌉ - 1 rounds of A micro-batches
 
 and where that does not reach the step in question, the end of one machine that runs its actions in the order in which
-their data can be there (`bound_releases`). All hold for relaxed figures too. States of a placement are the units that
-the outer stages have left, [b, e): the least over placements of the largest over stages is a shortest path of the
+their data can be there (`bound_releases`). All hold for relaxed figures too. States of a placement are the segments
+that the outer stages have left, [b, e): the least over placements of the largest over stages is a shortest path of the
 min-max kind through them, from both ends of the chain to a point inside.
 """
 
@@ -64,7 +64,7 @@ LIMIT, HOST_LIMIT, STAGE_TAIL_MS = 0, 1, 2
 
 def stage_figures(pieces: Pieces) -> Floats:
     """[P, 3] what pairs of pieces may take, and their stage adds."""
-    problem = pieces.units.problem
+    problem = pieces.segments.problem
     free = allowed_bytes(problem) - np.array(problem.stage_static_bytes)
     return np.column_stack([free, allowed_host_bytes(problem), np.array(problem.stage_tail_ms)])
 
@@ -233,12 +233,12 @@ def list_pairs(
     rows: Ints,
     bounds: Floats,
 ) -> int:
-    """Pairs of pieces with which stage s takes units from both ends of [b, e): how many, their rows [., 2] and bounds
-    [.], or excess bytes, as far as these arrays go.
+    """Pairs of pieces with which stage s takes segments from both ends of [b, e): how many, their rows [., 2] and
+    bounds [.], or excess bytes, as far as these arrays go.
 
     spans: [R, 2] begin and end of pieces. by_begin: [K, N + 2] the first row of each begin; by_end: [K, N + 2] the same
     of ends, in the list ends_in [R]. sums: [4, N + 1] head and back of stage s, and prefix sums of the least forwards
-    and input gradients of units; hops: [2, 2, K + 1] prefix sums of the least hops forward and backward.
+    and input gradients of segments; hops: [2, 2, K + 1] prefix sums of the least hops forward and backward.
     """
     num_stages, num_virtual = stages.shape[0], by_begin.shape[0]
     last, size = num_virtual - 1 - s, sums.shape[1] - 1
@@ -297,8 +297,8 @@ def bound_states(
     most_pairs: int,
     rest: Floats,
 ) -> bool:
-    """Overwrite rest [P + 1, N + 1, N + 1]: the least that stages from s on must take with units [b, e); infinite where
-    that is not below `most`. sums: [P, 4, N + 1], else as `list_pairs`. False where a state has more pairs."""
+    """Overwrite rest [P + 1, N + 1, N + 1]: the least that stages from s on must take with segments [b, e); infinite
+    where that is not below `most`. sums: [P, 4, N + 1], else as `list_pairs`. False where a state has more pairs."""
     num_stages, size = stages.shape[0], rest.shape[1]
     rows, bounds = np.empty((most_pairs, 2), np.int64), np.empty(most_pairs)
     rest[:] = np.inf

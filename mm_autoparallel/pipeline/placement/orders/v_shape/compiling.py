@@ -9,7 +9,7 @@ import numpy as np
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import list_pieces
 from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.orders.v_shape.space import Space
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.signals import interrupted_by_signals
@@ -22,5 +22,5 @@ def compile_v() -> None:
         chain = (ChainBlock("layer", "text", 2, 1.0, 2.0, 1.0, 1.0, backward_weight_ms=1.0),)
         ones = (0.0,)
         problem = Problem(1, 2, 1, "free", chain, (9.0,), ones, ones, ones, ones)  # whose step is that of all its work
-        space = Space(list_pieces(cut_into_units(problem), np.inf, lambda: False), np.inf)
+        space = Space(list_pieces(cut_into_segments(problem), np.inf, lambda: False), np.inf)
         VSearch(problem, space, 0.0, lambda: False, lambda *_: None, np.inf, 0.0).search()

@@ -26,7 +26,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 )
 from mm_autoparallel.pipeline.placement.orders.options import Mixes
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.loads import hop_ms
 
@@ -45,13 +45,13 @@ MAX_ROWS = 200_000
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Rows of all K virtual stages in order of stage, begin and end; N units, L lanes.
+    """Rows of all K virtual stages in order of stage, begin and end; N segments, L lanes.
 
     virtual, begin, end: [R]. lanes: [R, L]. relaxed, split, whole: [R, NUM_FIGURES]; is_split, is_whole: [R] whether a
     piece that splits its backwards, or runs them whole, can do what the other cannot.
     """
 
-    units: Units
+    segments: Segments
     virtual: Ints
     begin: Ints
     end: Ints
@@ -71,30 +71,36 @@ class Pieces:
     def select(self, rows: Ints | NDArray[np.bool_]) -> Pieces:
         """Those of a mask or of indices in order."""
         names = ("virtual", "begin", "end", "lanes", "relaxed", "split", "whole", "is_split", "is_whole")
-        return Pieces(self.units, **{name: getattr(self, name)[rows] for name in names})
+        return Pieces(self.segments, **{name: getattr(self, name)[rows] for name in names})
 
 
-def list_pieces(units: Units, most_ms: float, should_stop: Callable[[], bool]) -> Pieces:
+def list_pieces(segments: Segments, most_ms: float, should_stop: Callable[[], bool]) -> Pieces:
     """Every piece of which a step of at most most_ms can be made. Raises TooManyPatterns where they are too many, or
     on should_stop."""
-    mixes = Mixes(units)
+    mixes = Mixes(segments)
     parts: list[Pieces] = []
     num_rows = 0
-    for k in range(units.problem.num_virtual_stages):
-        parts.append(_pieces_of(units, k, mixes, most_ms, should_stop))
+    for k in range(segments.problem.num_virtual_stages):
+        parts.append(_pieces_of(segments, k, mixes, most_ms, should_stop))
         num_rows += len(parts[-1].virtual)
         if num_rows > MAX_ROWS:
             raise TooManyPatterns
     names = ("virtual", "begin", "end", "lanes", "relaxed", "split", "whole", "is_split", "is_whole")
-    return Pieces(units, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return Pieces(segments, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def _pieces_of(units: Units, virtual: int, mixes: Mixes, most_ms: float, should_stop: Callable[[], bool]) -> Pieces:
-    problem = units.problem
+def _pieces_of(
+    segments: Segments, virtual: int, mixes: Mixes, most_ms: float, should_stop: Callable[[], bool]
+) -> Pieces:
+    problem = segments.problem
     most_load_ms = most_ms * (1.0 + 1e-9) / problem.num_microbatches
     factor = problem.time_factors[problem.stage_of[virtual]]
-    begin, end = _stretches(units, virtual, most_load_ms / factor if factor else np.inf)
-    of_stretch, lanes, added = [np.zeros(0, np.int64)], [np.zeros((0, units.num_lanes), np.int64)], [np.zeros((0, 5))]
+    begin, end = _stretches(segments, virtual, most_load_ms / factor if factor else np.inf)
+    of_stretch, lanes, added = (
+        [np.zeros(0, np.int64)],
+        [np.zeros((0, segments.num_lanes), np.int64)],
+        [np.zeros((0, 5))],
+    )
     num_rows = 0
     for row, stretch in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
         counts, sums = mixes.fill(*stretch)
@@ -108,39 +114,39 @@ def _pieces_of(units: Units, virtual: int, mixes: Mixes, most_ms: float, should_
         lanes.append(counts)
         added.append(sums)
     at = np.concatenate(of_stretch)
-    pieces = _cost(units, virtual, begin[at], end[at], np.concatenate(lanes), np.concatenate(added))
+    pieces = _cost(segments, virtual, begin[at], end[at], np.concatenate(lanes), np.concatenate(added))
     load_ms = pieces.relaxed[:, [FORWARD_MS, INPUT_MS, WEIGHT_MS]].sum(axis=1)
     return pieces.select(load_ms <= most_load_ms)
 
 
-def _stretches(units: Units, virtual: int, most_load_ms: float) -> tuple[Ints, Ints]:
+def _stretches(segments: Segments, virtual: int, most_load_ms: float) -> tuple[Ints, Ints]:
     """Begins and ends, in order, of what the virtual stage may hold with one forward and backward of so long."""
-    problem = units.problem
+    problem = segments.problem
     begin, end = (
         axis.ravel()
         for axis in np.meshgrid(
-            np.arange(units.first[virtual], units.last[virtual] + 1),
-            np.arange(units.first[virtual + 1], units.last[virtual + 1] + 1),
+            np.arange(segments.first[virtual], segments.last[virtual] + 1),
+            np.arange(segments.first[virtual + 1], segments.last[virtual + 1] + 1),
             indexing="ij",
         )
     )
     lawful = begin < end
     begin, end = begin[lawful], end[lawful]
-    a, b = units.start[begin], units.start[end]
-    num_layers = units.layers[b] - units.layers[a]
-    load_ms = units.forward_ms[b] - units.forward_ms[a] + units.backward_ms[b] - units.backward_ms[a]
+    a, b = segments.start[begin], segments.start[end]
+    num_layers = segments.layers[b] - segments.layers[a]
+    load_ms = segments.forward_ms[b] - segments.forward_ms[a] + segments.backward_ms[b] - segments.backward_ms[a]
     lawful = (num_layers >= 1) & (load_ms <= most_load_ms * (1.0 + 1e-9))
     if problem.max_layers_per_chunk is not None:
         lawful &= num_layers <= problem.max_layers_per_chunk
     return begin[lawful], end[lawful]
 
 
-def _cost(units: Units, virtual: int, begin: Ints, end: Ints, lanes: Ints, added: Floats) -> Pieces:
-    """Pieces with these units and lanes; added: what `Mixes` says of them."""
-    problem = units.problem
+def _cost(segments: Segments, virtual: int, begin: Ints, end: Ints, lanes: Ints, added: Floats) -> Pieces:
+    """Pieces with these segments and lanes; added: what `Mixes` says of them."""
+    problem = segments.problem
     stage = problem.stage_of[virtual]
     factor, link_ms = problem.time_factors[stage], list_host_links(problem)[stage]
-    a, b = units.start[begin], units.start[end]
+    a, b = segments.start[begin], segments.start[end]
 
     def total(sums: Floats) -> Floats:
         of: Floats = sums[b] - sums[a]
@@ -148,26 +154,26 @@ def _cost(units: Units, virtual: int, begin: Ints, end: Ints, lanes: Ints, added
 
     whole = np.zeros((len(begin), NUM_FIGURES))
     host_ms = link_ms * added[:, 4]
-    weight_ms, parted_ms = factor * total(units.weight_ms), factor * total(units.parted_ms)
-    gradients_ms = factor * (total(units.backward_ms) + added[:, 1])
-    whole[:, FORWARD_MS] = np.maximum(factor * (total(units.forward_ms) + added[:, 0]), host_ms)
+    weight_ms, parted_ms = factor * total(segments.weight_ms), factor * total(segments.parted_ms)
+    gradients_ms = factor * (total(segments.backward_ms) + added[:, 1])
+    whole[:, FORWARD_MS] = np.maximum(factor * (total(segments.forward_ms) + added[:, 0]), host_ms)
     whole[:, INPUT_MS] = np.maximum(gradients_ms, host_ms)
     if virtual < problem.num_virtual_stages - 1 and virtual != problem.num_stages - 1:
-        last_block = units.flat[b - 1]
+        last_block = segments.flat[b - 1]
         for e in np.unique(last_block).tolist():
             whole[last_block == e, HOP_FORWARD_MS : HOP_BACKWARD_MS + 1] = hop_ms(problem, virtual, problem.chain[e])
-    whole[:, TAIL_MS] = total(units.tail_ms)
-    whole[:, KEPT] = np.maximum(total(units.activation_bytes) - added[:, 2], 0.0)
-    whole[:, STATIC], whole[:, RESTORED] = total(units.static_bytes), added[:, 3]
-    whole[:, TRANSIENT] = _largest(units.transient_bytes, a, b)
-    whole[:, STEP], whole[:, STEP_SHARD] = total(units.step_bytes), total(units.step_shard_bytes)
-    whole[:, STEP_ONCE] = _largest(units.step_once_bytes, a, b)
-    whole[:, ON_HOST], whole[:, HOST_STATIC] = added[:, 4], total(units.host_static_bytes)
+    whole[:, TAIL_MS] = total(segments.tail_ms)
+    whole[:, KEPT] = np.maximum(total(segments.activation_bytes) - added[:, 2], 0.0)
+    whole[:, STATIC], whole[:, RESTORED] = total(segments.static_bytes), added[:, 3]
+    whole[:, TRANSIENT] = _largest(segments.transient_bytes, a, b)
+    whole[:, STEP], whole[:, STEP_SHARD] = total(segments.step_bytes), total(segments.step_shard_bytes)
+    whole[:, STEP_ONCE] = _largest(segments.step_once_bytes, a, b)
+    whole[:, ON_HOST], whole[:, HOST_STATIC] = added[:, 4], total(segments.host_static_bytes)
     split, relaxed = whole.copy(), whole.copy()
     parts = weight_ms > 0.0
     split[:, INPUT_MS] = np.maximum(gradients_ms - weight_ms, host_ms)
     split[:, WEIGHT_MS] = parted_ms
-    split[:, PENDING] = np.where(parts, total(units.pending_bytes), 0.0)
+    split[:, PENDING] = np.where(parts, total(segments.pending_bytes), 0.0)
     relaxed[:, INPUT_MS] = np.minimum(split[:, INPUT_MS], whole[:, INPUT_MS])
     relaxed[:, WEIGHT_MS] = np.minimum(weight_ms, whole[:, INPUT_MS] - relaxed[:, INPUT_MS])
     relaxed[:, PENDING] = np.minimum(split[:, PENDING], relaxed[:, KEPT])
@@ -177,7 +183,7 @@ def _cost(units: Units, virtual: int, begin: Ints, end: Ints, lanes: Ints, added
     is_whole = parts & buys & (gains | (split[:, PENDING] > split[:, KEPT]))
     relaxed[~is_whole] = split[~is_whole]
     number = np.full(len(begin), virtual)
-    return Pieces(units, number, begin, end, lanes, relaxed, split, whole, np.full(len(begin), True), is_whole)
+    return Pieces(segments, number, begin, end, lanes, relaxed, split, whole, np.full(len(begin), True), is_whole)
 
 
 def _largest(of_blocks: Floats, a: Ints, b: Ints) -> Floats:

@@ -14,7 +14,7 @@ from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.orders.v_shape.space import Space
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import PlacementResult, infeasible_result
-from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Placement
 
 #: Steps below which placements are listed first, in parts of the bound of all work; then all.
@@ -22,7 +22,7 @@ LEVELS = (1.1, 1.25, 1.6, 2.5, np.inf)
 
 
 def place_v(
-    units: Units,
+    segments: Segments,
     lower_ms: float,
     should_stop: Callable[[], bool],
     on_better: Callable[[float, Placement], None],
@@ -48,14 +48,14 @@ def place_v(
     for level in LEVELS:
         most_ms = min(cutoff_ms, level * least_ms if np.isfinite(level) else np.inf)
         try:
-            space = Space(list_pieces(units, most_ms, stop), most_ms)
+            space = Space(list_pieces(segments, most_ms, stop), most_ms)
         except TooManyPatterns:
             if search is None:
                 return unknown("" if should_stop() else "the ways to fill a stage are too many to be listed")
             break
         if np.isfinite(space.least_ms):
             known = search.placement if search is not None else hint
-            search = VSearch(units.problem, space, lower_ms, stop, on_better, cutoff_ms, gap_fraction)
+            search = VSearch(segments.problem, space, lower_ms, stop, on_better, cutoff_ms, gap_fraction)
             if known is not None:
                 search.offer(known)
             search.search()

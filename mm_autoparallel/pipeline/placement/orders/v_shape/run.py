@@ -42,7 +42,8 @@ FIRST_EFFORT_S = 0.1
 class Table:
     """What local search chooses from: pieces with split or with whole backwards.
 
-    figures: [R', NUM_FIGURES]. piece, is_whole: [R']. first, count: [K, N + 1, N + 1] the rows of a stretch of units.
+    figures: [R', NUM_FIGURES]. piece, is_whole: [R']. first, count: [K, N + 1, N + 1] the rows of a stretch of
+    segments.
     """
 
     figures: Figures
@@ -59,8 +60,8 @@ def build_table(pieces: Pieces) -> Table:
     order = np.lexsort((is_whole, piece))
     piece, is_whole = piece[order], is_whole[order]
     figures = np.where(is_whole[:, None], pieces.whole[piece], pieces.split[piece])
-    size = pieces.units.num_units + 1
-    count = np.zeros((pieces.units.problem.num_virtual_stages, size, size), dtype=np.int32)
+    size = pieces.segments.num_segments + 1
+    count = np.zeros((pieces.segments.problem.num_virtual_stages, size, size), dtype=np.int32)
     first = np.full_like(count, len(piece))
     place = pieces.virtual[piece], pieces.begin[piece], pieces.end[piece]
     np.add.at(count, place, 1)
@@ -70,7 +71,7 @@ def build_table(pieces: Pieces) -> Table:
 
 @dataclass(eq=False)
 class _Best:
-    """Words of local search [P, 6M] and their step, with boundaries in units [K + 1] and table rows [K]."""
+    """Words of local search [P, 6M] and their step, with boundaries in segments [K + 1] and table rows [K]."""
 
     step_ms: float
     boundaries: Ints
@@ -146,10 +147,10 @@ class VSearch:
     def _starts(self) -> list[tuple[Ints, Ints]]:
         """Boundaries and table rows: of even work, and of the placements of the least bounds that differ in
         boundaries."""
-        problem, units = self.problem, self.space.pieces.units
-        work = (units.forward_ms + units.backward_ms)[units.start]
+        problem, segments = self.problem, self.space.pieces.segments
+        work = (segments.forward_ms + segments.backward_ms)[segments.start]
         even = np.searchsorted(work, np.linspace(0.0, work[-1], problem.num_virtual_stages + 1))
-        even = np.maximum.accumulate(np.clip(even, units.first, units.last))
+        even = np.maximum.accumulate(np.clip(even, segments.first, segments.last))
         k = np.arange(problem.num_virtual_stages)
         has_rows = bool(np.all(self._table.count[k, even[:-1], even[1:]]))
         starts = [(even, self._table.first[k, even[:-1], even[1:]].astype(np.int64))] if has_rows else []
@@ -235,7 +236,7 @@ class VSearch:
         """The placement with its orders as texts."""
         pieces, table = self.space.pieces, self._table
         lanes = [pieces.lanes[piece].tolist() for piece in table.piece[found.rows]]
-        held = pieces.units.placement(found.boundaries.tolist(), lanes)
+        held = pieces.segments.placement(found.boundaries.tolist(), lanes)
         is_whole = table.is_whole[found.rows] | (table.figures[found.rows, WEIGHT_MS] == 0.0)
         return replace(
             held,

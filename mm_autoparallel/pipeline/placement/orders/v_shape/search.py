@@ -48,7 +48,7 @@ def search_rules(
     may_move: bool,
 ) -> float:
     """The best step of words that rules make; boundaries [K + 1], rows [K] and words [P, 6M] are overwritten with what
-    takes it. table: [R, NUM_FIGURES]; first, count: [K, N + 1, N + 1] its rows of each stretch of units."""
+    takes it. table: [R, NUM_FIGURES]; first, count: [K, N + 1, N + 1] its rows of each stretch of segments."""
     np.random.seed(seed)
     num_stages, num_virtual = stages.shape[0], rows.shape[0]
     num_microbatches = words.shape[1] // NUM_LETTERS

@@ -24,13 +24,13 @@ from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatt
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Pairs of pieces that one stage may have with the same units left, beyond which nothing is bounded.
+#: Pairs of pieces that one stage may have with the same segments left, beyond which nothing is bounded.
 MAX_PAIRS = 200_000
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A placement: boundaries [K + 1] in units and the pieces' rows [K], and its bound."""
+    """A placement: boundaries [K + 1] in segments and the pieces' rows [K], and its bound."""
 
     bound_ms: float
     boundaries: tuple[int, ...]
@@ -42,11 +42,11 @@ class Space:
 
     def __init__(self, pieces: Pieces, most_ms: float) -> None:
         """Raises TooManyPatterns."""
-        problem = pieces.units.problem
+        problem = pieces.segments.problem
         self.pieces, self.most_ms = pieces, most_ms
         self._num_stages, self._num_virtual = problem.num_stages, problem.num_virtual_stages
         self.stages = stage_figures(pieces)
-        size = pieces.units.num_units + 1
+        size = pieces.segments.num_segments + 1
         spans = np.ascontiguousarray(np.column_stack([pieces.begin, pieces.end]))
         ends_in = np.lexsort((pieces.begin, pieces.end, pieces.virtual))
         by_begin = _edges(pieces.virtual, pieces.begin, self._num_virtual, size)
@@ -66,7 +66,7 @@ class Space:
         self.rest_ms = self._bound(False)
 
     def _bound(self, only_excess: bool) -> Floats:
-        size = self.pieces.units.num_units + 1
+        size = self.pieces.segments.num_segments + 1
         rest = np.full((self._num_stages + 1, size, size), np.inf)
         if len(np.unique(self.pieces.virtual)) < self._num_virtual:
             return rest
@@ -87,7 +87,7 @@ class Space:
         return float(self._bound(True)[0, 0, -1])
 
     def pairs(self, stage: int, begin: int, end: int) -> tuple[Ints, Floats]:
-        """Rows [n, 2] and bounds [n] of the pairs with which `stage` goes on from units [begin, end)."""
+        """Rows [n, 2] and bounds [n] of the pairs with which `stage` goes on from segments [begin, end)."""
         rows, bounds = self._buffer
         found = list_pairs(
             stage,
@@ -106,7 +106,7 @@ class Space:
 
     def list(self, most_ms: float) -> Iterator[Chosen]:
         """Placements below most_ms in order of their bound; of equal bounds the longest beginning goes on first."""
-        size = self.pieces.units.num_units
+        size = self.pieces.segments.num_segments
         number = 0
         waiting: list[tuple[float, int, int, float, tuple[int, int], tuple[tuple[int, int], ...]]] = []
         heapq.heappush(waiting, (self.least_ms, self._num_stages, number, 0.0, (0, size), ()))
@@ -132,21 +132,21 @@ class Space:
     def _join(self, bound_ms: float, chosen: tuple[tuple[int, int], ...]) -> Chosen:
         rows = (*(a for a, _ in chosen), *(z for _, z in reversed(chosen)))
         begins = self._spans[list(rows), 0].tolist()
-        return Chosen(bound_ms, (*begins, self.pieces.units.num_units), rows)
+        return Chosen(bound_ms, (*begins, self.pieces.segments.num_segments), rows)
 
 
-def _edges(virtual: Ints, unit: Ints, num_virtual: int, size: int) -> Ints:
-    """[K, N + 2] where the rows of each virtual stage and unit begin; both in order."""
+def _edges(virtual: Ints, segment: Ints, num_virtual: int, size: int) -> Ints:
+    """[K, N + 2] where the rows of each virtual stage and segment begin; both in order."""
     keys = np.arange(num_virtual)[:, None] * (size + 1) + np.arange(size + 1)[None, :]
-    edges: Ints = np.searchsorted(virtual * (size + 1) + unit, keys)
+    edges: Ints = np.searchsorted(virtual * (size + 1) + segment, keys)
     return edges
 
 
 def _sums(pieces: Pieces) -> tuple[Floats, Floats]:
-    """[P, 4, N + 1] least head and back of every stage, and prefix sums of units' forwards and input gradients;
+    """[P, 4, N + 1] least head and back of every stage, and prefix sums of segments' forwards and input gradients;
     [2, K + 1] prefix sums of the least hops, forward and backward."""
-    problem, units, of = pieces.units.problem, pieces.units, pieces.relaxed.T
-    num_stages, num_virtual, size = problem.num_stages, problem.num_virtual_stages, units.num_units + 1
+    problem, segments, of = pieces.segments.problem, pieces.segments, pieces.relaxed.T
+    num_stages, num_virtual, size = problem.num_stages, problem.num_virtual_stages, segments.num_segments + 1
     sums, hops = np.full((num_stages, 4, size), np.inf), np.zeros((2, num_virtual + 1))
     head, back = np.full(size, np.inf), np.full(size, np.inf)
     head[0] = back[0] = 0.0
@@ -165,11 +165,11 @@ def _sums(pieces: Pieces) -> tuple[Floats, Floats]:
         np.minimum.at(back, last, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
     factor = min(problem.time_factors)
     forward, gradient = [], []
-    for e in units.flat.tolist():
+    for e in segments.flat.tolist():
         block = problem.chain[e]
         forward.append(block.forward_ms + min(0.0, *(mode.extra_forward_ms for mode in block.modes), 0.0))
         more_ms = min(0.0, *(mode.extra_backward_ms for mode in block.modes), 0.0)
         gradient.append(max(0.0, block.backward_ms - block.backward_weight_ms + more_ms))
     for row, each in ((2, forward), (3, gradient)):
-        sums[:, row] = factor * np.concatenate([[0.0], np.cumsum(each)])[units.start]
+        sums[:, row] = factor * np.concatenate([[0.0], np.cumsum(each)])[segments.start]
     return sums, hops
