@@ -2,8 +2,7 @@
 
 A pattern fixes the interval of segments of each of the stage's chunks (up to where along equal segments it lies) and
 how many layers run in each lane. Of patterns with equal intervals only those are kept that no other beats in every
-chunk's
-forward and backward time, so nothing is lost: the step never falls when a time rises.
+chunk's forward and backward time, so nothing is lost: the step never falls when a time rises.
 """
 
 from __future__ import annotations
@@ -187,8 +186,8 @@ def enumerate_patterns(
     nothing there. Where choices are ordered, the last digit stops at the first row that
     fits; where they are not, digits whose memory cannot fit whatever follows are passed over.
     """
-    num_chunks, num_choices = offsets.shape[0] - 1, choice_first.shape[1]
-    digits = num_chunks * num_choices
+    num_chunks, num_each = offsets.shape[0] - 1, choice_first.shape[1]
+    digits = num_chunks * num_each
     sides = 1 if is_ordered else 2  # ordered rows change the backward alone
     width = sides * num_chunks
     capacity = 1024
@@ -207,7 +206,7 @@ def enumerate_patterns(
     least_host, moved, host_free = np.zeros(choice_first.shape), np.zeros(num_chunks), np.inf
     if not is_ordered:
         for i in range(choice_first.shape[0]):
-            for w in range(num_choices):
+            for w in range(num_each):
                 rows = slice(choice_first[i, w], choice_first[i, w] + choice_size[i, w])
                 most_saved[i, w] = np.max(row_saved_bytes[rows])
                 least_restored[i, w] = np.min(row_restored_bytes[rows])
@@ -259,8 +258,8 @@ def enumerate_patterns(
                 for v in range(num_chunks):
                     kept[v] = activation_bytes[pick[v]]
                     forward, backward = 0.0, 0.0
-                    for w in range(num_choices):
-                        row = choice_first[pick[v], w] + digit[v * num_choices + w]
+                    for w in range(num_each):
+                        row = choice_first[pick[v], w] + digit[v * num_each + w]
                         kept[v] -= row_saved_bytes[row]
                         restored += row_restored_bytes[row]
                         forward += row_forward_ms[row]
@@ -277,8 +276,8 @@ def enumerate_patterns(
                 if fits and limits_host:
                     for v in range(num_chunks):
                         moved[v] = 0.0
-                        for w in range(num_choices):
-                            moved[v] += row_host_bytes[choice_first[pick[v], w] + digit[v * num_choices + w]]
+                        for w in range(num_each):
+                            moved[v] += row_host_bytes[choice_first[pick[v], w] + digit[v * num_each + w]]
                     fits = lies_within(in_flight, moved, host_free)
                 if fits:
                     dominated = False
@@ -331,8 +330,8 @@ def enumerate_patterns(
                             front = wider_front
                         for v in range(num_chunks):
                             out_interval[count, v] = pick[v]
-                            for w in range(num_choices):
-                                d = v * num_choices + w
+                            for w in range(num_each):
+                                d = v * num_each + w
                                 out_row[count, d] = choice_first[pick[v], w] + digit[d]
                         for v in range(width):
                             front[num_front, v] = chunk_extra[v]
@@ -365,7 +364,7 @@ def enumerate_patterns(
                             break
                         digit[v] = 0
                         d = v - 1
-                while d >= 0 and digit[d] == choice_size[pick[d // num_choices], d % num_choices] - 1:
+                while d >= 0 and digit[d] == choice_size[pick[d // num_each], d % num_each] - 1:
                     digit[d] = 0
                     d -= 1
                 if d < 0:
