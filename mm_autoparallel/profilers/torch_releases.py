@@ -154,7 +154,8 @@ def start_ns(event: Any) -> int:
 def parted_backward() -> tuple[Any, Any] | None:
     """What torch's pipeline runs in place of a backward: gradients of inputs, then of weights; None before torch 2.6,
     whose functions for it take other arguments or are not there."""
-    if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 6):
+    release = str(torch.__version__).split("+")[0]
+    if tuple(map(int, release.split(".")[:2])) < (2, 6):
         return None
     found = import_module("torch.distributed.pipelining._backward")
     return found.stage_backward_input, found.stage_backward_weight

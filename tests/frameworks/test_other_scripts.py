@@ -69,3 +69,15 @@ def test_scripts_of_another_entry_are_looked_at_by_themselves(tmp_path: Path) ->
     found = lint_files(paths, framework="megatron-core")
     assert list(found.files) == paths
     assert {one.path for one in found.findings} == {*paths}
+
+
+def test_flags_that_a_fork_added_are_named(tmp_path: Path) -> None:
+    """Those of releases are not, with underscores or negated."""
+    path = tmp_path / "train.slurm"
+    known = "--lr 1e-4 --use_distributed_optimizer --no-bias-swiglu-fusion --fim-rate 0.5"
+    path.write_text(HANDED.replace("FLAGS", f"{FLAGS} {known} --attention-head-type multiquery --use-alibi-mask"))
+    notes = import_launch(path, device="h100-80g", framework="megatron-core").notes
+    (told,) = (note for note in notes if "no release" in note)
+    assert told.startswith("--attention-head-type, --use-alibi-mask: no release of Megatron-LM")
+    found = [one for one in lint_files([path], framework="megatron-core").findings if one.rule.key == "unknown-flag"]
+    assert [one.message.split(" ")[0] for one in found] == ["--attention-head-type", "--use-alibi-mask"]

@@ -15,6 +15,7 @@ from mm_autoparallel.integrations.launch_script import SUFFIXES, WORLD, find_dev
 from mm_autoparallel.integrations.megatron_core import file_rules as rules
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
+from mm_autoparallel.integrations.megatron_core.known_flags import is_known
 from mm_autoparallel.integrations.megatron_core.linted_launch import Launch, read_launch
 from mm_autoparallel.integrations.said import Said
 from mm_autoparallel.integrations.said_findings import find_pairs, find_sizes
@@ -123,6 +124,8 @@ def _look_at_spelling(launch: Launch, flag: str) -> Iterator[Finding]:
         yield launch.found(rules.ABBREVIATED, f"{flag} is short for {whole[0]}, and no flag", flag, whole[0])
     elif near:
         yield launch.found(shared.MISSPELT, f"{flag} is no flag; {near[0]} is one", flag, near[0])
+    elif not is_known(flag):
+        yield launch.found(rules.UNKNOWN, f"{flag} is no flag of a release that is known here", flag)
 
 
 def _look_at_assignments(launch: Launch) -> Iterator[Finding]:

@@ -34,6 +34,12 @@ NO_CONNECTIONS = Rule(
     f"export {flags.CONNECTIONS}=1",
 )
 ABBREVIATED = Rule("abbreviated-flag", "error", "a shortened flag; the parser takes none", "the whole flag")
+UNKNOWN = Rule(
+    "unknown-flag",
+    "warning",
+    "a flag that no known release has: where a fork changes the model by it, memory and time are of another one",
+    "a file of the model (--model)",
+)
 ASSIGNED = Rule(
     "assigned-twice",
     "warning",
@@ -45,13 +51,13 @@ RULES = (
     *shared.SIZES,
     shared.PADDING,
     *(WORLD_VARIABLE, CONNECTIONS, NO_CONNECTIONS, shared.CONTRADICTED, shared.IDLE, ABBREVIATED, shared.MISSPELT),
-    *(shared.OLD, shared.DEPRECATED, ASSIGNED, shared.PASSED_TWICE),
+    *(UNKNOWN, shared.OLD, shared.DEPRECATED, ASSIGNED, shared.PASSED_TWICE),
 )
 
 OF_KIND = (
     *shared.SIZES,
     shared.PADDING,
-    *(WORLD_VARIABLE, shared.IDLE, ABBREVIATED, shared.MISSPELT, ASSIGNED, shared.PASSED_TWICE),
+    *(WORLD_VARIABLE, shared.IDLE, ABBREVIATED, shared.MISSPELT, UNKNOWN, ASSIGNED, shared.PASSED_TWICE),
 )
 """Those that hold for every framework whose scripts pass Megatron-LM's flags."""
 

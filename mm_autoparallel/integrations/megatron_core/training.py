@@ -10,6 +10,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
+from mm_autoparallel.integrations.megatron_core.known_flags import tell_unknown
 from mm_autoparallel.integrations.megatron_core.passed import Passed
 from mm_autoparallel.integrations.megatron_core.read import (
     check_strangers,
@@ -50,7 +51,7 @@ def describe_training(spelt: Passed, given: Given, dialect: Dialect, in_fp32: bo
         check_precision(passed)
     model = read_trained_model(passed, given)
     workload, notes = read_workload(passed, model, given.world_size, dialect)
-    notes += dialect.note(spelt)
+    notes += (*dialect.note(spelt), *tell_unknown(spelt))
     search: dict[str, object] = {"max_vpp": given.max_vpp or 1}
     experts = model.text.layers.experts
     if experts:
