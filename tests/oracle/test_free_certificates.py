@@ -52,7 +52,7 @@ def claim(problem: Problem, placement: Placement, bound_ms: float) -> Certificat
     return Certificate(problem, placement, step_ms, bound_ms, max(0.0, 1.0 - bound_ms / step_ms), "orders")
 
 
-PARTS = [(0, 40), *(pytest.param(first, 300, marks=pytest.mark.nightly) for first in range(40, 5040, 500))]
+PARTS = [(0, 20), *(pytest.param(first, 300, marks=pytest.mark.nightly) for first in range(20, 5020, 500))]
 
 
 @pytest.mark.parametrize(("first", "number"), PARTS)

@@ -36,13 +36,13 @@ def judge(name: str, limit_s: float) -> tuple[str, list[str]]:
     return result.status, wrong
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 20))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 40))])
 def test_place_against_every_order_of_a_v(part: int) -> None:
     wrong, statuses = {}, []
-    for seed in range(40 * part, 40 * part + 40):
+    for seed in range(20 * part, 20 * part + 20):
         status, found = judge(f"v-{seed}", 2.0)
         statuses.append(status)
         if found:
             wrong[seed] = found
     assert not wrong
-    assert statuses.count("optimal") > 15
+    assert statuses.count("optimal") > 7

@@ -194,7 +194,9 @@ def test_more_than_two_chunks_are_refused() -> None:
     document = json.loads((FIXTURES / "p4_m8.problem.json").read_text(encoding="utf-8")) | {"num_chunks": 3}
     for key in ("source", "known"):
         del document[key]
-    with pytest.raises(JobError, match="schedule free runs one chunk a stage, or 2 there and back, and num_chunks is 3"):
+    with pytest.raises(
+        JobError, match="schedule free runs one chunk a stage, or 2 there and back, and num_chunks is 3"
+    ):
         read(document)
 
 

@@ -82,7 +82,7 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     if name == GIVEN:
         yield from _order_reasons(workload, strategy)
     elif name == FREE and vpp == V_CHUNKS:
-        yield f"schedule {name} is searched with one chunk a stage; {V_CHUNKS}, there and back, are placed as problems"
+        yield f"schedule {name} is searched with one chunk a stage, and VPP is {vpp}; a problem may have that many"
     elif vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif schedule.v_shaped and vpp != 2:

@@ -6,15 +6,43 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import is_folder, is_temporary, is_there, write_text_atomically
+from mm_autoparallel.files import is_folder, is_temporary, is_there, read_document, write_text_atomically
+
+T = TypeVar("T")
 
 STRAY_S = 3600.0
 """A temporary file this old belongs to a run that was killed: a write takes seconds. Assumed."""
+
+MOST_KEPT = 512
+"""Files of which `read_once` keeps what it read."""
+_kept: dict[tuple[int, int, Callable[[Path], Any]], tuple[tuple[int, int, int], Any]] = {}
+
+
+def read_once(path: Path, read: Callable[[Path], T]) -> T:
+    """What `read` makes of the file at `path`, made again where the file has changed since; who gets it leaves it as it
+    is. A search asks for the same costs dozens of times. Raises what `read` does.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return read(path)  # which says what is wrong
+    key, stamp = (found.st_dev, found.st_ino, read), (found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    if _kept.get(key, (None,))[0] != stamp:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = stamp, read(path)
+    made: T = _kept[key][1]
+    return made
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The mapping in a file of profiles, traces or the network. Raises ProfileError where there is none."""
+    return read_document(path, "profile file", ProfileError)
 
 
 def write_measurements(path: Path, document: Mapping[str, Any]) -> None:

@@ -32,10 +32,10 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import is_folder, is_there, read_document
+from mm_autoparallel.files import is_folder, is_there
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, write_measurements
+from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, read_file, read_once, write_measurements
 from mm_autoparallel.records import (
     Bytes,
     BytesEach,
@@ -219,7 +219,7 @@ def read_documents(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any]]]:
 
     Raises ProfileError where one cannot be read, or a folder holds none.
     """
-    return [(path, read_document(path, "profile file", ProfileError)) for given in paths for path in _files_at(given)]
+    return [(path, read_once(path, read_file)) for given in paths for path in _files_at(given)]
 
 
 def _files_at(path: Path) -> list[Path]:
@@ -385,9 +385,7 @@ def missing_configurations(
 
 def read_profile(path: Path) -> ProfileFile:
     """The profile at `path`, whatever its model and device. Raises ProfileError where it is missing or malformed."""
-    return parse_record(
-        ProfileFile, read_document(path, "profile file", ProfileError), "profile file", path, ProfileError
-    )
+    return parse_record(ProfileFile, read_file(path), "profile file", path, ProfileError)
 
 
 def _release(version: str) -> str:

@@ -33,7 +33,7 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, write_file
+from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, read_once, write_file
 from mm_autoparallel.model.profiles.operators.form import OperatorForm
 from mm_autoparallel.model.profiles.shipped import STORE, TRACED, list_traces, shipped_models
 from mm_autoparallel.model.profiles.store import (
@@ -214,7 +214,7 @@ def write_trace(path: Path, origin: TraceOrigin, entries: Iterable[TracedEntry])
 
 def read_trace(path: Path) -> TracedFile:
     """The traces at `path`, whatever their model. Raises ProfileError where it is missing or malformed."""
-    return _parse(path, read_document(path, "trace file", ProfileError))
+    return parse_record(TracedFile, read_document(path, "trace file", ProfileError), "trace file", path, ProfileError)
 
 
 def is_traced(path: Path, now: TraceOrigin, recompute: bool) -> bool:
@@ -250,10 +250,10 @@ def read_traces(paths: Sequence[Path], model: Model, workload: Workload) -> list
     ProfileError where one is malformed or of another model, and where there is none in this precision.
     """
     given = [path for path in paths if not is_shipped(path)]
-    documents = [item for item in read_documents(given) if item[1].get("schema") == TRACE_SCHEMA]
+    names = [(path, path) for path, document in read_documents(given) if document.get("schema") == TRACE_SCHEMA]
     if len(given) < len(paths):
-        documents += _read_shipped(model)
-    traces = [(path, _check_model(path, _parse(path, document), model)) for path, document in documents]
+        names += _find_shipped(model)
+    traces = [(name, _check_model(name, read_once(path, read_trace), model)) for name, path in names]
     fitting = [item for item in traces if _computes_alike(item[1].workload, workload)]
     if traces and not fitting:
         path, trace = traces[0]
@@ -272,8 +272,8 @@ def is_shipped(path: Path) -> bool:
     return path.name == SHIPPED and not is_there(path)
 
 
-def _read_shipped(model: Model) -> list[tuple[Path, dict[str, Any]]]:
-    """Those of models with the sizes of `model`. Raises ProfileError where there are none."""
+def _find_shipped(model: Model) -> list[tuple[Path, Path]]:
+    """Name and path of those of models with the sizes of `model`. Raises ProfileError where there are none."""
     found = list_traces(hash_model(model)[:8])
     if not found:
         raise ProfileError(
@@ -281,11 +281,7 @@ def _read_shipped(model: Model) -> list[tuple[Path, dict[str, Any]]]:
             f"mm-autoparallel, which are of {', '.join(shipped_models()) or 'none'}; there is none with the sizes and "
             f"frozen parts of {model.name} ({hash_model(model)[:8]}). Make them with `mm-autoparallel trace JOB`"
         )
-    return [(name, read_document(path, "trace file", ProfileError)) for name, path in found]
-
-
-def _parse(path: Path, document: dict[str, Any]) -> TracedFile:
-    return parse_record(TracedFile, document, "trace file", path, ProfileError)
+    return found
 
 
 def _check_model(path: Path, trace: TracedFile, model: Model) -> TracedFile:

@@ -111,6 +111,7 @@ def test_implementation_decides_what_is_not_stated(stated: dict[str, Any]) -> No
     assert workload.stack == stated.get("stack", "transformers")
 
 
+@pytest.mark.nightly
 def test_latent_attention_divided_by_heads_keeps_what_its_sizes_say() -> None:
     """Compressed vectors are whole on every rank: what sizes miss of one device they miss of each of two."""
     document = WHOLE_DOCUMENTS["deepseek_v3"]
