@@ -189,6 +189,9 @@ MISTAKES = {
         "--overlap-moe-expert-parallel-comm",
         "--overlap_moe",
     ),
+    "of a fork": Mistake(
+        "unknown-flag", insert("--attention-head-type multiquery"), "--model", "--attention-head-type"
+    ),
     "old": Mistake(
         "old-flag", insert("--checkpoint-activations"), "--recompute-granularity full", "--checkpoint-activations"
     ),

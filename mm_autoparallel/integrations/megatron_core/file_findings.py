@@ -125,7 +125,7 @@ def _look_at_spelling(launch: Launch, flag: str) -> Iterator[Finding]:
     elif near:
         yield launch.found(shared.MISSPELT, f"{flag} is no flag; {near[0]} is one", flag, near[0])
     elif not is_known(flag):
-        yield launch.found(rules.UNKNOWN, f"{flag} is no flag of a release that is known here", flag)
+        yield launch.found(rules.UNKNOWN, f"{flag} is no flag of a release that is known here", flag, "--model FILE")
 
 
 def _look_at_assignments(launch: Launch) -> Iterator[Finding]:
