@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from free_orders import there_and_back
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
@@ -88,7 +87,8 @@ def test_eight_stages_there_and_back() -> None:
     """The stored problem of 8 stages and 16 micro-batches, with two chunks a stage."""
     path = FIXTURES / "p8_m16_112.problem.json"
     known_ms = json.loads(path.read_text(encoding="utf-8"))["known"]["best_step_ms"]
-    both = there_and_back(read_problem(path))
+    hops = (2.0,) * 15
+    both = replace(read_problem(path), num_chunks=2, p2p_ms=hops, p2p_ms_per_byte=(0.0,) * 15)
     result = place(both, time_limit_s=60.0, gap_fraction=1e-3)
     check(both, result)
     assert result.gap_fraction <= 0.05
