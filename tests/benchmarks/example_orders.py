@@ -35,7 +35,7 @@ from parting_costs import Example, Times  # noqa: E402
 from model import Piece  # noqa: E402
 
 FLAGS = (
-    "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 512 "
+    "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 256 "
     "--image-size 112"
 )
 STEPS = 4
