@@ -65,7 +65,8 @@ def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: 
 
 
 @kernel
-def _gather(table: Floats, rows: Ints, figures: Floats) -> None:
+def gather(table: Floats, rows: Ints, figures: Floats) -> None:
+    """Overwrite figures [K, NUM_FIGURES] with these rows of the table."""
     for s in range(rows.shape[0]):
         figures[s] = table[rows[s]]
 
@@ -106,7 +107,7 @@ def search_pairs(
     figures, pairs = np.empty((num_stages, table.shape[1])), np.empty((num_stages, length), np.int8)
     patience, lead, trial = np.ones(num_stages), warmups.copy(), words.copy()
     at, at_rows = boundaries.copy(), rows.copy()
-    _gather(table, at_rows, figures)
+    gather(table, at_rows, figures)
     for s in range(num_stages):
         lead[s] = max(1, min(lead[s], num_microbatches, int(figures[s, MOST_IN_FLIGHT])))
         alternate(pairs, s, lead[s])
@@ -131,7 +132,7 @@ def search_pairs(
         if may_move and dice < PLACE_PART:
             if not change_place(at, at_rows, first, count, 1):
                 continue
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
         elif dice < PLACE_PART + PATIENCE_PART:
             if np.random.random() < 0.8:
                 patience[draw_below(num_stages)] = PATIENCE[draw_below(len(PATIENCE))]
@@ -163,7 +164,7 @@ def search_pairs(
                 words[:], boundaries[:], rows[:] = trial, at, at_rows
         else:
             pairs[:], patience[:], lead[:], at[:], at_rows[:] = old_pairs, old_patience, old_lead, old_at, old_rows
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
     return best
 
 
@@ -195,6 +196,29 @@ def _trace(
 
 
 @kernel
+def draw_move(num_stages: int, length: int, num_on_path: int, stages: Ints, places: Ints) -> tuple[int, int, int]:
+    """A stage and the places from and to which a letter of its word moves: mostly along the path that
+    ends the step, else near."""
+    if np.random.random() >= 0.9:
+        s, source = draw_below(num_stages), draw_below(length)
+        return s, source, min(length - 1, max(0, source + draw_below(2 * NEAR + 1) - NEAR))
+    c = draw_below(num_on_path)
+    s, source = stages[c], places[c]
+    low, high = c, c  # the stretch of the path on this stage without a wait
+    while high + 1 < num_on_path and stages[high + 1] == s and places[high + 1] == places[high] - 1:
+        high += 1
+    while low > 0 and stages[low - 1] == s and places[low - 1] == places[low] + 1:
+        low -= 1
+    begin, end = places[high], places[low]
+    if np.random.random() < 0.3:
+        begin, end = max(0, begin - 1), min(length - 1, end + 1)
+    target = begin + draw_below(end - begin + 1)
+    if np.random.random() < 0.5:
+        target = min(length - 1, max(0, source + draw_below(7) - 3))
+    return s, source, target
+
+
+@kernel
 def anneal_words(
     table: Floats,
     first: NDArray[np.int32],
@@ -212,7 +236,7 @@ def anneal_words(
     np.random.seed(seed)
     num_stages, length = words.shape
     figures = np.empty((num_stages, table.shape[1]))
-    _gather(table, rows, figures)
+    gather(table, rows, figures)
     starts, position = np.empty((num_stages, length)), np.empty((num_stages, NUM_KINDS, length // NUM_KINDS), np.int64)
     stages, places = np.empty(num_stages * length, np.int64), np.empty(num_stages * length, np.int64)
     now, at, at_rows = words.copy(), boundaries.copy(), rows.copy()
@@ -230,35 +254,19 @@ def anneal_words(
             old_at[:], old_rows[:] = at, at_rows
             if not change_place(at, at_rows, first, count, 1):
                 continue
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
             fit = True
             for x in range(num_stages):
                 if at_rows[x] != old_rows[x]:
                     fit = fit and fits_word(now[x], figures[x])
             if not fit:
                 at[:], at_rows[:] = old_at, old_rows
-                _gather(table, at_rows, figures)
+                gather(table, at_rows, figures)
                 continue
         else:
             if num_on_path == 0:
                 num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
-            if np.random.random() < 0.9:
-                c = draw_below(num_on_path)
-                s, source = stages[c], places[c]
-                low, high = c, c  # the stretch of the path on this stage without a wait
-                while high + 1 < num_on_path and stages[high + 1] == s and places[high + 1] == places[high] - 1:
-                    high += 1
-                while low > 0 and stages[low - 1] == s and places[low - 1] == places[low] + 1:
-                    low -= 1
-                begin, end = places[high], places[low]
-                if np.random.random() < 0.3:
-                    begin, end = max(0, begin - 1), min(length - 1, end + 1)
-                target = begin + draw_below(end - begin + 1)
-                if np.random.random() < 0.5:
-                    target = min(length - 1, max(0, source + draw_below(7) - 3))
-            else:
-                s, source = draw_below(num_stages), draw_below(length)
-                target = min(length - 1, max(0, source + draw_below(2 * NEAR + 1) - NEAR))
+            s, source, target = draw_move(num_stages, length, num_on_path, stages, places)
             if now[s, source] == now[s, target]:
                 continue
             old[:] = now[s]
@@ -276,5 +284,5 @@ def anneal_words(
             now[s] = old
         else:
             at[:], at_rows[:] = old_at, old_rows
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
     return best

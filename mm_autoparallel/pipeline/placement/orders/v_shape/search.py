@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.figures import FORWARD, INPUT, NUM_KINDS, WEIGHT
-from mm_autoparallel.pipeline.placement.orders.search import NEAR, PATIENCE, PLACE_PART, change_place, draw_below
+from mm_autoparallel.pipeline.placement.orders.search import (
+    PATIENCE,
+    PLACE_PART,
+    change_place,
+    draw_below,
+    draw_move,
+    gather,
+)
 from mm_autoparallel.pipeline.placement.orders.v_shape.words import (
     NUM_LETTERS,
     Words,
@@ -24,12 +31,6 @@ from mm_autoparallel.pipeline.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@kernel
-def _gather(table: Floats, rows: Ints, figures: Floats) -> None:
-    for k in range(rows.shape[0]):
-        figures[k] = table[rows[k]]
 
 
 @kernel
@@ -54,7 +55,7 @@ def search_rules(
     num_microbatches = words.shape[1] // NUM_LETTERS
     figures, rooms = np.empty((num_virtual, table.shape[1])), np.empty((num_stages, 2))
     at, at_rows, trial = boundaries.copy(), rows.copy(), words.copy()
-    _gather(table, at_rows, figures)
+    gather(table, at_rows, figures)
     if not rooms_of(figures, stages, rooms):
         return np.inf
     quotas, patience = np.empty((num_stages, 2), np.int64), np.ones(num_stages)
@@ -79,10 +80,10 @@ def search_rules(
         if may_move and dice < 0.4:
             if not change_place(at, at_rows, first, count, 2):
                 continue
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
             if not rooms_of(figures, stages, rooms):
                 at[:], at_rows[:] = old_at, old_rows
-                _gather(table, at_rows, figures)
+                gather(table, at_rows, figures)
                 rooms_of(figures, stages, rooms)
                 continue
         elif dice < 0.5:
@@ -105,7 +106,7 @@ def search_rules(
         else:
             quotas[:], patience[:], ahead[:] = old_quotas, old_patience, old_ahead
             at[:], at_rows[:] = old_at, old_rows
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
             rooms_of(figures, stages, rooms)
     return best
 
@@ -163,7 +164,7 @@ def anneal_words(
     num_stages, length = words.shape
     num_virtual = rows.shape[0]
     figures, rooms = np.empty((num_virtual, table.shape[1])), np.empty((num_stages, 2))
-    _gather(table, rows, figures)
+    gather(table, rows, figures)
     rooms_of(figures, stages, rooms)
     starts = np.empty((num_stages, length))
     position = np.empty((num_virtual, NUM_KINDS, length // NUM_LETTERS), np.int64)
@@ -183,7 +184,7 @@ def anneal_words(
             old_at[:], old_rows[:] = at, at_rows
             if not change_place(at, at_rows, first, count, 1):
                 continue
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
             fit = rooms_of(figures, stages, rooms)
             for x in range(num_stages):
                 other = num_virtual - 1 - x
@@ -191,29 +192,13 @@ def anneal_words(
                     fit = fits_word(now[x], figures[x], figures[other], rooms[x, 0], rooms[x, 1])
             if not fit:
                 at[:], at_rows[:] = old_at, old_rows
-                _gather(table, at_rows, figures)
+                gather(table, at_rows, figures)
                 rooms_of(figures, stages, rooms)
                 continue
         else:
             if num_on_path == 0:
                 num_on_path = _trace(now, figures, starts, position, last, on_path, places, slack)
-            if np.random.random() < 0.9:
-                c = draw_below(num_on_path)
-                s, source = on_path[c], places[c]
-                low, high = c, c  # the stretch of the path on this stage without a wait
-                while high + 1 < num_on_path and on_path[high + 1] == s and places[high + 1] == places[high] - 1:
-                    high += 1
-                while low > 0 and on_path[low - 1] == s and places[low - 1] == places[low] + 1:
-                    low -= 1
-                begin, end = places[high], places[low]
-                if np.random.random() < 0.3:
-                    begin, end = max(0, begin - 1), min(length - 1, end + 1)
-                target = begin + draw_below(end - begin + 1)
-                if np.random.random() < 0.5:
-                    target = min(length - 1, max(0, source + draw_below(7) - 3))
-            else:
-                s, source = draw_below(num_stages), draw_below(length)
-                target = min(length - 1, max(0, source + draw_below(2 * NEAR + 1) - NEAR))
+            s, source, target = draw_move(num_stages, length, num_on_path, on_path, places)
             if now[s, source] == now[s, target]:
                 continue
             old[:] = now[s]
@@ -231,6 +216,6 @@ def anneal_words(
             now[s] = old
         else:
             at[:], at_rows[:] = old_at, old_rows
-            _gather(table, at_rows, figures)
+            gather(table, at_rows, figures)
             rooms_of(figures, stages, rooms)
     return best
