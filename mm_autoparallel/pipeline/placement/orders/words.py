@@ -31,16 +31,18 @@ Words = NDArray[np.int8]
 
 
 @kernel
-def play_words(words: Words, figures: Floats, starts: Floats, position: Ints) -> tuple[float, int]:
-    """The step in ms and the stage that ends it; infinite and -1 where the words wait for one another.
+def run_words(words: Words, figures: Floats, starts: Floats, position: Ints, free: Floats) -> bool:
+    """Play words, with one chunk a stage or with two there and back; False where they wait for one another.
 
-    Overwrites starts [P, 3M] and position [P, 3, M], where in its word each action stands.
+    A letter is chunk * 3 + kind, virtual stage k is on stage k or K - 1 - k. Overwrites starts [P, ...] of the letters,
+    position [K, 3, M], where in its word each action stands, and free [P], when each stage has run its word.
     """
     num_stages, length = words.shape
-    num_microbatches = length // NUM_KINDS
-    ends = np.empty((2, num_stages, num_microbatches))
-    at, free = np.zeros(num_stages, np.int64), np.zeros(num_stages)
-    ran = np.zeros((num_stages, NUM_KINDS), np.int64)
+    num_virtual = figures.shape[0]
+    ends = np.empty((2, num_virtual, position.shape[2]))
+    at = np.zeros(num_stages, np.int64)
+    ran = np.zeros((num_virtual, NUM_KINDS), np.int64)
+    free[:] = 0.0
     left, downwards = num_stages * length, True
     while left > 0:
         before = left
@@ -48,32 +50,46 @@ def play_words(words: Words, figures: Floats, starts: Floats, position: Ints) ->
             s = x if downwards else num_stages - 1 - x
             time = free[s]
             while at[s] < length:
-                kind = words[s, at[s]]
-                m = ran[s, kind]
+                kind, k = words[s, at[s]], s
+                if kind >= NUM_KINDS:
+                    kind, k = kind - NUM_KINDS, num_virtual - 1 - s
+                m = ran[k, kind]
                 ready = 0.0
-                if kind == FORWARD and s > 0:
-                    if ran[s - 1, FORWARD] <= m:
+                if kind == FORWARD and k > 0:
+                    if ran[k - 1, FORWARD] <= m:
                         break
-                    ready = ends[FORWARD, s - 1, m] + figures[s - 1, HOP_FORWARD_MS]
-                elif kind == INPUT and s < num_stages - 1:
-                    if ran[s + 1, INPUT] <= m:
+                    ready = ends[FORWARD, k - 1, m] + figures[k - 1, HOP_FORWARD_MS]
+                elif kind == INPUT and k < num_virtual - 1:
+                    if ran[k + 1, INPUT] <= m:
                         break
-                    ready = ends[INPUT, s + 1, m] + figures[s, HOP_BACKWARD_MS]
+                    ready = ends[INPUT, k + 1, m] + figures[k, HOP_BACKWARD_MS]
                 time = max(time, ready)
                 starts[s, at[s]] = time
-                position[s, kind, m] = at[s]
-                time += figures[s, kind]
+                position[k, kind, m] = at[s]
+                time += figures[k, kind]
                 if kind != WEIGHT:
-                    ends[kind, s, m] = time
-                ran[s, kind] = m + 1
+                    ends[kind, k, m] = time
+                ran[k, kind] = m + 1
                 at[s] += 1
                 left -= 1
             free[s] = time
         downwards = not downwards
         if left == before:
-            return np.inf, -1
+            return False
+    return True
+
+
+@kernel
+def play_words(words: Words, figures: Floats, starts: Floats, position: Ints) -> tuple[float, int]:
+    """The step in ms and the stage that ends it; infinite and -1 where the words wait for one another.
+
+    Overwrites starts [P, 3M] and position [P, 3, M], where in its word each action stands.
+    """
+    free = np.empty(words.shape[0])
+    if not run_words(words, figures, starts, position, free):
+        return np.inf, -1
     step, last = -1.0, 0
-    for s in range(num_stages):
+    for s in range(words.shape[0]):
         if free[s] + figures[s, TAIL_MS] > step:
             step, last = free[s] + figures[s, TAIL_MS], s
     return step, last

@@ -22,6 +22,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 )
 from mm_autoparallel.pipeline.placement.orders.v_shape.bounds import HOST_LIMIT, STAGE_TAIL_MS, room_of
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import HOST_STATIC, ON_HOST
+from mm_autoparallel.pipeline.placement.orders.words import run_words
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
@@ -76,47 +77,13 @@ def play_words(words: Words, figures: Floats, stages: Floats, starts: Floats, po
 
     Overwrites starts [P, 6M] and position [K, 3, M], where in its word each action stands.
     """
-    num_stages, length = words.shape
-    num_virtual, count = 2 * num_stages, length // NUM_LETTERS
-    ends = np.empty((2, num_virtual, count))
-    at, free = np.zeros(num_stages, np.int64), np.zeros(num_stages)
-    ran = np.zeros((num_virtual, NUM_KINDS), np.int64)
-    left, downwards = num_stages * length, True
-    while left > 0:
-        before = left
-        for x in range(num_stages):
-            s = x if downwards else num_stages - 1 - x
-            time = free[s]
-            while at[s] < length:
-                letter = words[s, at[s]]
-                kind = letter % NUM_KINDS
-                k = s if letter < NUM_KINDS else num_virtual - 1 - s
-                m = ran[k, kind]
-                ready = 0.0
-                if kind == FORWARD and k > 0:
-                    if ran[k - 1, FORWARD] <= m:
-                        break
-                    ready = ends[FORWARD, k - 1, m] + figures[k - 1, HOP_FORWARD_MS]
-                elif kind == INPUT and k < num_virtual - 1:
-                    if ran[k + 1, INPUT] <= m:
-                        break
-                    ready = ends[INPUT, k + 1, m] + figures[k, HOP_BACKWARD_MS]
-                time = max(time, ready)
-                starts[s, at[s]] = time
-                position[k, kind, m] = at[s]
-                time += figures[k, kind]
-                if kind != WEIGHT:
-                    ends[kind, k, m] = time
-                ran[k, kind] = m + 1
-                at[s] += 1
-                left -= 1
-            free[s] = time
-        downwards = not downwards
-        if left == before:
-            return np.inf, -1
+    num_stages = words.shape[0]
+    free = np.empty(num_stages)
+    if not run_words(words, figures, starts, position, free):
+        return np.inf, -1
     step, last = -1.0, 0
     for s in range(num_stages):
-        end = free[s] + stages[s, STAGE_TAIL_MS] + figures[s, TAIL_MS] + figures[num_virtual - 1 - s, TAIL_MS]
+        end = free[s] + stages[s, STAGE_TAIL_MS] + figures[s, TAIL_MS] + figures[2 * num_stages - 1 - s, TAIL_MS]
         if end > step:
             step, last = end, s
     return step, last
