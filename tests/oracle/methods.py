@@ -67,7 +67,7 @@ def parts_of_layers(document: Document, problem: Problem, best_ms: float) -> str
     """The linear program over parts of layers and its tree, and the prices that are left of them."""
     if not 0 < best_ms < np.inf:
         return ""
-    tree = FractionalTree(problem)
+    tree = FractionalTree(problem, 1.2 * best_ms)
     for target_ms in (0.7 * best_ms, 1.1 * best_ms):
         tree.advance(target_ms, 1.2 * best_ms, 1_000, go_on)
         if tree.lower_bound_ms > best_ms * ABOVE:

@@ -147,7 +147,7 @@ def certificates(seed: int, folder: Path) -> Iterator[tuple[str, Document]]:
 
 def _bounded_by_prices(problem: Problem, result: PlacementResult) -> PlacementResult:
     """The small problems here are proven otherwise; large ones are not."""
-    tree = FractionalTree(problem)
+    tree = FractionalTree(problem, result.step_ms)
     tree.advance(result.step_ms, result.step_ms, 2_000, lambda: False)
     if not tree.lower_bound_ms > 0:
         return result

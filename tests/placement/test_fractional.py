@@ -27,7 +27,7 @@ def test_a_solver_that_goes_in_circles_is_left_and_begins_anew() -> None:
     """GLOP's dual simplex never ended on the 12th path of this one."""
     problem = random_modes_problem(131)
     best_ms, _ = brute_force(problem)
-    tree = FractionalTree(problem)
+    tree = FractionalTree(problem, 1.2 * best_ms)
     tree.advance(0.8 * best_ms, 1.2 * best_ms, 20_000, go_on)
     assert 0.0 < tree.lower_bound_ms <= best_ms
 
@@ -46,7 +46,7 @@ def test_whole_layers_tell_more_than_parts() -> None:
     """Five layers on two stages: parts put two and a half on each, whole layers three on one, which works 16 · 9 ms."""
     problem = two_chunks(5)
     best_ms, _ = brute_force(problem)
-    tree = FractionalTree(problem)
+    tree = FractionalTree(problem, best_ms * 1.01)
     assert bound_of(tree.master) < 16 * 9.0 * 0.95
     tree.raise_bound(best_ms * 1.01, 10_000, go_on)
     assert 16 * 9.0 - 1e-6 <= tree.lower_bound_ms <= best_ms * (1 + 1e-9)
@@ -54,24 +54,25 @@ def test_whole_layers_tell_more_than_parts() -> None:
 
 def test_limits_and_memory_count() -> None:
     """A stage that must hold all but two of twelve layers works 16 · 30 ms; where no activation fits, all recompute."""
-    master = FractionalMaster(two_chunks(12))
+    master = FractionalMaster(two_chunks(12), np.inf)
     free = master.no_limits()
     forced = bound_of(master, replace(free, stage_least=np.array([10, 0])))
     assert forced >= 16 * 30.0 * (1 - 1e-6) > 1.2 * bound_of(master)
     assert bound_of(master) < forced  # limits of an earlier solve are gone
-    tight = bound_of(FractionalMaster(two_chunks(12, memory=1e-3)))
+    tight = bound_of(FractionalMaster(two_chunks(12, memory=1e-3), np.inf))
     assert tight == pytest.approx(bound_of(master) * 4.0 / 3.0, rel=0.02)
 
 
 def test_more_bytes_pass_once_every_last_chunk_holds_the_main_kind() -> None:
     """Small blocks first: unless they fill stage 0's last chunk as well, every stage has room for a main layer's
-    transient bytes; if they do, the main layers lie on one stage, which works through all of them."""
+    transient bytes; if they do, the main layers lie on one stage, which works 16 · 8 · 3 ms through all of them."""
     small = ChainBlock("small", "vision", 6, 0.1, 0.1, transient_bytes=1.0)
     main = ChainBlock("main", "text", 8, 1.0, 2.0, transient_bytes=5.0)
     problem = two_chunks(5, chain=(small, main))
     assert find_main(problem) == 1
-    least_bytes, other_ms = least_transient_bytes(problem, False)
-    assert least_bytes == 5.0
-    assert other_ms == pytest.approx(16 * 8 * 3.0, rel=1e-5)
-    assert least_transient_bytes(problem, True) == (1.0, np.inf)
-    assert least_transient_bytes(replace(problem, chain=(main, small)), False) == (1.0, np.inf)
+    whole_ms = 16 * 8 * 3.0
+    assert least_transient_bytes(problem, False, whole_ms - 1.0).tolist() == [5.0, 5.0]
+    assert least_transient_bytes(problem, False, whole_ms + 1.0).tolist() == [1.0, 5.0]
+    assert least_transient_bytes(problem, True, whole_ms - 1.0).tolist() == [1.0, 1.0]
+    turned = replace(problem, chain=(main, small))
+    assert least_transient_bytes(turned, False, whole_ms - 1.0).tolist() == [1.0, 1.0]

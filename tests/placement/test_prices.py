@@ -74,7 +74,7 @@ def test_what_the_tree_shows_is_confirmed_and_nothing_above_the_optimum() -> Non
     divided = 0
     for problem in problems:
         best_ms, best = brute_force(problem)
-        tree = FractionalTree(problem)
+        tree = FractionalTree(problem, 1.2 * best_ms)
         if best is None:
             continue
         for target_ms in (0.9 * best_ms, 1.1 * best_ms):
@@ -91,7 +91,7 @@ def test_what_the_tree_shows_is_confirmed_and_nothing_above_the_optimum() -> Non
 
 def test_a_part_that_is_left_out_is_missed() -> None:
     problem = long_problem()
-    tree = FractionalTree(problem)
+    tree = FractionalTree(problem, 3000.0)
     tree.advance(3000.0, 3000.0, 20_000, go_on)
     proof = tree.proof()
     confirm(problem, proof, tree.lower_bound_ms)

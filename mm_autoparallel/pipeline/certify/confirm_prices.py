@@ -211,29 +211,30 @@ class _Shown:
         return float(fixed_ms + least_ms @ counts_of - rounding_ms)
 
 
-def _passing_bytes(problem: Problem, bound_ms: float) -> float:
-    """Transient bytes that every stage has at its peak, at least, where the step is below bound_ms.
+def _passing_bytes(problem: Problem, bound_ms: float) -> Floats:
+    """[P] transient bytes that each stage has at its peak, at least, where the step is below bound_ms.
 
-    Every chunk has a layer: the least of all layers. Take any block e of layers. Stage 0's last chunk has a layer of e
-    or of a block behind it, and then so has the last chunk of each stage; or all of e lies on the last chunks of stages
-    1 to P - 1. There stage j has n_j of them: its first pass comes once a micro-batch went through those before it, its
-    last goes back through them, and between the two it works n_j · M. Where that is too much for the bound, every stage
-    has at least what the layers from e on all have.
+    Every chunk has a layer: the least of all layers. Take any block e of layers. Stage s's last chunk has a layer of e
+    or of a block behind it, and then so has the last chunk of each stage behind s; or all of e lies on the last chunks
+    of stages s + 1 to P - 1. There stage j has n_j of them: its first pass comes once a micro-batch went through those
+    before it, its last goes back through them, and between the two it works n_j · M. Where that is too much for the
+    bound, stage s has at least what the layers from e on all have.
     """
     if problem.num_stages == 1:  # it holds them all
-        return max(block.transient_bytes for block in problem.chain)
+        return np.array([max(block.transient_bytes for block in problem.chain)])
     layers = [block for block in problem.chain if block.layer]
-    passing = min(block.transient_bytes for block in layers)
+    passing = np.full(problem.num_stages, min(block.transient_bytes for block in layers))
     if loads.microbatch_classes(problem)[0]:
         return passing
     for i, block in enumerate(layers):
         behind = min(layer.transient_bytes for layer in layers[i:])
         each_ms = (block.forward_ms + block.backward_ms) * min(problem.time_factors)
-        if behind <= passing or block.pinned or each_ms <= 0.0:
+        if block.pinned or each_ms <= 0.0:
             continue
-        room = 0  # of layers like these on the stages behind the first, in time
-        for _ in range(problem.num_stages - 1):
-            room += max(0, int((bound_ms * (1.0 + 1e-9) / each_ms - room) / problem.num_microbatches))
-        if room < block.count:
-            passing = behind
+        for s in range(problem.num_stages):
+            room = 0  # of layers like these on the stages behind s, in time
+            for _ in range(problem.num_stages - 1 - s):
+                room += max(0, int((bound_ms * (1.0 + 1e-9) / each_ms - room) / problem.num_microbatches))
+            if room < block.count:
+                passing[s] = max(passing[s], behind)
     return passing

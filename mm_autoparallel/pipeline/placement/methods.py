@@ -148,13 +148,10 @@ def _relax(run: Run, work: Work) -> None:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 
     with suppress(Unrelaxable):
-        tree = run.fractions = run.fractions or FractionalTree(run.segments.problem)
-        num_iterations = work.iterations * run.segments.problem.num_virtual_stages * run.segments.num_segments
         ceiling_ms = run.most_fraction * run.upper_ms
-        if run.best is None:  # a cutoff alone, that others reached: a bound below it is of little use
-            tree.advance(ceiling_ms, ceiling_ms, num_iterations, run.should_stop)
-        else:
-            tree.raise_bound(ceiling_ms, num_iterations, run.should_stop)
+        tree = run.fractions = run.fractions or FractionalTree(run.segments.problem, ceiling_ms)
+        num_iterations = work.iterations * run.segments.problem.num_virtual_stages * run.segments.num_segments
+        tree.raise_bound(ceiling_ms, num_iterations, run.should_stop)
         run.raise_bound(tree.lower_bound_ms, "prices")
 
 

@@ -27,7 +27,8 @@ from mm_autoparallel.pipeline.solve.families import Families, content_key, figur
 from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
-from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
+from mm_autoparallel.planner.search.level import Level
+from mm_autoparallel.planner.search.pipeline import Pipeline, Rank
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
@@ -123,7 +124,9 @@ class Agenda:
                 self.push(pipeline)
                 continue
             if pipeline.is_refined:
-                if pipeline.foresee(should_stop):
+                if pipeline.foresee(should_stop) or (
+                    not pipeline.is_probing and pipeline.price(cutoff_ms, should_stop)
+                ):
                     self.push(pipeline)
                     continue
                 return pipeline

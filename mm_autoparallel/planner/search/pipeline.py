@@ -23,9 +23,11 @@ from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
+from mm_autoparallel.planner.search.level import Level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 
-#: Whether placing it took longer than its time, whether it has chunks or layouts, its bound in ms, its number.
+#: Whether placing it took longer than its time (1), and no bound costs less (2); whether it has chunks or layouts; its
+#: bound in ms; its number.
 Rank = tuple[int, bool, float, int]
 
 #: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
@@ -39,24 +41,6 @@ STEP_DOWN = 0.85
 WORTH_FRACTION = 0.98
 SETTLED_FRACTION = 1e-6  # placements whose rank differs by less are equally good
 _TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
-
-
-@dataclass(eq=False)
-class Level:
-    """What is known of the placements of a pipeline that fill at most fill_fraction of a device (search/caution.py).
-
-    problem: one that has all of them; None: the pipeline's own. step_ms, placement: the best found of it. num_slices:
-    how often it was placed; slice_s: how long last. is_recalled: the cache was asked for it.
-    """
-
-    fill_fraction: float = math.inf
-    problem: Problem | None = None
-    key: str = ""
-    step_ms: float = math.inf
-    placement: Placement | None = None
-    num_slices: int = 0
-    slice_s: float = 0.0
-    is_recalled: bool = False
 
 
 @dataclass(eq=False)
@@ -134,9 +118,12 @@ class Pipeline:
 
     @property
     def rank(self) -> Rank:
-        """The next to visit has the least: once all had their turn, the one that holds the bound of the space down."""
+        """The next to visit has the least: once all had their turn, the one that holds the bound of the space down, and
+        before any is placed again, those whose bound is raised without that."""
         is_dear = self.has_chunks or bool(self.strategies[0].layouts)
-        return (min(self.num_unfinished, 1), is_dear, max(self.bound_ms, self.promised_ms), self.number)
+        if not self.num_unfinished:
+            return (0, is_dear, max(self.bound_ms, self.promised_ms), self.number)
+        return (1 if self.has_chunks and self.level.has_turns(True) else 2, is_dear, self.bound_ms, self.number)
 
     @property
     def name(self) -> str:
@@ -360,7 +347,7 @@ class Pipeline:
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
         self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
-        self.level = Level(fill)
+        self.level = Level(fill, known_cuts=self.level.list_cuts())
         self.raise_bound(self._floor_of(fill), "placing")
 
     def tighten(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
@@ -374,6 +361,15 @@ class Pipeline:
             self._end_level(bound.reason, 0.0)
         else:
             self.raise_bound(bound.step_ms, "mixture of paths" if is_sharp else "paths")
+
+    def price(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
+        """Raise the bound of its level by another turn of a linear program; whether there was one."""
+        ceiling_ms, problem = min(cutoff_ms, self.rank_ms), self.level.problem or self.problem
+        assert problem is not None
+        if np.isinf(ceiling_ms) or not self.level.price(problem, ceiling_ms, should_stop):
+            return False
+        self.raise_bound(self.level.priced_ms, "prices")
+        return True
 
     # --------------------------------------------------------------------------------------------------------- closing
 
@@ -389,6 +385,7 @@ class Pipeline:
 
     def close(self, cutoff_ms: float) -> None:
         """Note what the cutoff was, and forget the problem unless a placement of it was found."""
+        self.level.pricing = None
         if self.cutoff_ms is None:
             self.cutoff_ms = cutoff_ms
         if self.placement is None:

@@ -71,36 +71,30 @@ def list_columns(problem: Problem, scales: Floats) -> Columns:
     return Columns(virtual, of_block, forward_ms, backward_ms, host_ms, *others)
 
 
-def least_transient_bytes(problem: Problem, has_classes: bool) -> tuple[float, float]:
-    """Bytes that pass on every stage at least, and the step of placements that have less, at least (ms).
+def least_transient_bytes(problem: Problem, has_classes: bool, ceiling_ms: float) -> Floats:
+    """[P] bytes that pass on each stage at least where the step is below ceiling_ms.
 
     Every chunk has a layer, so the least of any layer passes everywhere. From some block on, the layers may pass more:
-    let e be the block of layers with the most work. If stage 0's last chunk has a layer from e on, so has every stage's
-    last chunk. If it has none, all of e, whose blocks are layers, lies behind it: on the last chunks of the other
-    stages alone, which pass micro-batches on to one another as with one chunk: stage j waits for one pass through
-    those before and works n_j · M layers. Micro-batches must be equal for that.
+    let e be the block of layers with the most work. If stage s's last chunk has a layer from e on, so has the last
+    chunk of every stage after it. If it has none, all of e, whose blocks are layers, lies behind it: on the last chunks
+    of the stages after s alone, which pass micro-batches on to one another as with one chunk: stage j of them waits for
+    one pass through those before and works n_j · M layers. Micro-batches must be equal for that.
     """
     chain, num_stages, num_microbatches = problem.chain, problem.num_stages, problem.num_microbatches
     layers = [e for e, block in enumerate(chain) if block.layer]
-    least = min(chain[e].transient_bytes for e in layers)
-    if has_classes:
-        return least, np.inf
-    if num_stages == 1:
-        return max(chain[e].transient_bytes for e in layers), np.inf
+    if num_stages == 1 and not has_classes:
+        return np.array([max(chain[e].transient_bytes for e in layers)])
+    passing = np.full(num_stages, min(chain[e].transient_bytes for e in layers))
+    if has_classes or np.isinf(ceiling_ms):
+        return passing
     e = max(layers, key=lambda e: chain[e].count * (chain[e].forward_ms + chain[e].backward_ms))
     later = min(chain[other].transient_bytes for other in layers if other >= e)
     layer_ms = (chain[e].forward_ms + chain[e].backward_ms) * min(problem.time_factors)
-    if chain[e].pinned or later <= least or layer_ms <= 0.0:
-        return least, np.inf
-
-    def has_room(step_ms: float) -> bool:
-        held = 0.0
-        for _ in range(num_stages - 1):
-            held += max(0.0, np.floor((step_ms / layer_ms - held) / num_microbatches * (1.0 + 1e-9)))
-        return held >= chain[e].count
-
-    low, high = 0.0, 2.0 * num_microbatches * layer_ms * chain[e].count
-    while high - low > 1e-6 * high:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if has_room(middle) else (middle, high)
-    return later, low
+    if chain[e].pinned or layer_ms <= 0.0:
+        return passing
+    held = 0.0  # on so many stages as lie behind s
+    for s in range(num_stages - 1, -1, -1):
+        if held < chain[e].count:
+            passing[s] = max(passing[s], later)
+        held += max(0.0, np.floor((ceiling_ms / layer_ms - held) / num_microbatches * (1.0 + 1e-9)))
+    return passing

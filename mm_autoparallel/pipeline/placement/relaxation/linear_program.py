@@ -13,7 +13,7 @@ every block where it is cheapest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +77,11 @@ class FractionalMaster:
     latest bound. cuts: its paths. num_iterations: of the solver in all; a measure of work that repeats exactly.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        """Raises Unrelaxable."""
+    def __init__(self, problem: Problem, ceiling_ms: float, known: Sequence[Cut] = ()) -> None:
+        """ceiling_ms: only placements below it are bounded. known: paths of the same graph, which it begins with.
+
+        Raises Unrelaxable.
+        """
         self.problem, self.graph = problem, graph_of(problem)
         num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
         classes, self._scales = microbatch_classes(problem)
@@ -89,11 +92,10 @@ class FractionalMaster:
         self.counts = np.zeros(len(self.columns.virtual))
         self.prices: Prices | None = None
         self.num_iterations = 0
-        least_transient, self._other_ms = least_transient_bytes(problem, bool(classes))
         self._stage_of_row = np.repeat(np.arange(num_stages), [len(rows) for rows in self.graph.in_flight])
         room = allowed_bytes(problem) * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_static_bytes)
         self._unit_bytes = MEMORY_UNIT_FRACTION * max(*problem.memory_limit_bytes, 1.0)
-        self._room_bytes = (room - least_transient)[self._stage_of_row]
+        self._room_bytes = (room - least_transient_bytes(problem, bool(classes), ceiling_ms))[self._stage_of_row]
         of_stage, of_chunk = self.columns.virtual % num_stages, self.columns.virtual // num_stages
         in_flight = np.concatenate(self.graph.in_flight)[:, of_chunk]
         held = in_flight * self.columns.activation_bytes + self.columns.held_bytes
@@ -111,7 +113,7 @@ class FractionalMaster:
         back = hops * all(block.sends_gradient for block in problem.chain)
         self._hops_ms = np.concatenate([hops, back, [0.0]])
         self._build()
-        for cut in stage_cuts(problem):
+        for cut in (*stage_cuts(problem), *known):
             self._add(cut)
 
     # ------------------------------------------------------------------------------------------------------- building
@@ -232,7 +234,7 @@ class FractionalMaster:
             times_ms = np.maximum([v.solution_value() for v in self._times], 0.0)
             tails_ms = np.maximum([v.solution_value() for v in self._tails], 0.0)
             is_far = n + 1 >= far_rounds and best_ms < NEAR_FRACTION * target_ms
-            if is_far or min(best_ms, self._other_ms) >= target_ms or should_stop():
+            if is_far or best_ms >= target_ms or should_stop():
                 break
             history_ms.append(best_ms)
             if len(history_ms) > LOOK_BACK:
@@ -252,7 +254,7 @@ class FractionalMaster:
                 self._add(cut)
             if not self._add_memory() and reached is not None and step_ms >= reached[0] * (1.0 - CLOSE_FRACTION):
                 break
-        return min(best_ms, self._other_ms) * (1.0 - ROUNDING_FRACTION)
+        return best_ms * (1.0 - ROUNDING_FRACTION)
 
     def _solve(self) -> float:
         """The program's step in ms; its counts are kept, and what they exceed memory by. Raises Unrelaxable."""

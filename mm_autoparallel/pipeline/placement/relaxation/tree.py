@@ -9,13 +9,14 @@ every placement.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.relaxation.duals import Division, PriceProof, Prices
 from mm_autoparallel.pipeline.placement.relaxation.linear_program import (
     NEAR_FRACTION,
@@ -53,9 +54,11 @@ class FractionalTree:
     lower_bound_ms: no placement is below. exhausted: no part is left that could be divided.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        """Raises Unrelaxable."""
-        self.master = FractionalMaster(problem)
+    def __init__(self, problem: Problem, ceiling_ms: float, known: Sequence[Cut] = ()) -> None:
+        """ceiling_ms: placements that are not below it are of no interest, so the bound is never above. known: paths of
+        the same graph. Raises Unrelaxable.
+        """
+        self.master = FractionalMaster(problem, ceiling_ms, known)
         block = problem.chain[self.master.main]
         self._problem, self._count = problem, block.count
         layer_ms = (block.forward_ms + block.backward_ms) * np.array(problem.time_factors)
@@ -68,7 +71,7 @@ class FractionalTree:
                 stage = 0 if other.pinned == "first" else -1
                 load_ms = other.count * (other.forward_ms + other.backward_ms) * problem.num_microbatches
                 self._pinned_ms[stage] += load_ms * problem.time_factors[stage]
-        self._undividable_ms = self._ceiling_ms = np.inf
+        self._undividable_ms, self._ceiling_ms = np.inf, ceiling_ms
         self._number = 0
         self._open: list[_Part] = [_Part(0.0, 0, self.master.no_limits(), 0, False)]
         self._nodes: list[Division | Prices | None] = [None]  # prices of what is not divided: those that bound it best
@@ -107,16 +110,17 @@ class FractionalTree:
             if tight is None:
                 continue
             full = self._find_full(tight, ceiling_ms)
-            if full is not None and not is_heavy:
+            is_first = not self._number  # solved once before it is divided: no part is below it
+            if full is not None and not (is_heavy or is_first):
                 self._divide(bound_ms, tight, node, False, full, int(tight.stage_most[full]), is_heavy=True)
                 continue
             fraction = None
             try:
-                rounds = (ROUNDS, FAR_ROUNDS) if self._number else (FIRST_ROUNDS, FIRST_ROUNDS)
+                rounds = (FIRST_ROUNDS, FIRST_ROUNDS) if is_first else (ROUNDS, FAR_ROUNDS)
                 own_ms = self.master.bound(tight, target_ms, *rounds, should_stop)
                 if own_ms > bound_ms:
                     bound_ms, self._nodes[node] = own_ms, self.master.prices
-                if bound_ms >= target_ms:
+                if bound_ms >= target_ms or (is_first and full is not None):
                     self._push(bound_ms, tight, node)
                     continue
                 fraction = self._find_fraction()
@@ -127,11 +131,19 @@ class FractionalTree:
             else:
                 self._divide(bound_ms, tight, node, *fraction)
 
+    def _used(self) -> tuple[list[Prices], list[int]]:
+        """The prices that parts are bounded by, and the numbers of the paths in them."""
+        prices = list({id(node): node for node in self._nodes if isinstance(node, Prices)}.values())
+        return prices, sorted({path for found in prices for path in found.path_fraction})
+
+    def list_cuts(self) -> tuple[Cut, ...]:
+        """The paths that the bound rests on."""
+        return tuple(self.master.cuts[n] for n in self._used()[1])
+
     def proof(self) -> PriceProof:
         """Why no placement is below lower_bound_ms, for whoever does not trust this code."""
-        prices = list({id(node): node for node in self._nodes if isinstance(node, Prices)}.values())
+        prices, used = self._used()
         number = {id(found): n for n, found in enumerate(prices)}
-        used = sorted({path for found in prices for path in found.path_fraction})
         path = {before: n for n, before in enumerate(used)}
         return PriceProof(
             self.master.main,
