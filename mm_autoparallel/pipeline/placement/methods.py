@@ -26,12 +26,14 @@ from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, buil
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infeasible_result
-from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, TREE, Run, Work
+from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, THINNED, TREE, Run, Work
 from mm_autoparallel.pipeline.placement.segments import Segments
 
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough. Each begins
 #: anew and takes longer than the one before, so there are few.
 BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+#: Those without light blocks: what is left out of patterns lets levels be closer.
+THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 #: Those in which mixes of layouts are searched.
 LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
@@ -189,13 +191,19 @@ def _plant(run: Run, segments: Segments, upper_ms: float, gap_fraction: float) -
 
     Raises TooManyPatterns.
     """
+    patterns = _list_below(run, segments, upper_ms)
+    return PatternTree(segments, patterns, run.short, run.full, upper_ms, gap_fraction, run.should_stop)
+
+
+def _list_below(run: Run, segments: Segments, upper_ms: float) -> list[StagePatterns]:
+    """Of each stage, everything in `segments` that a step below upper_ms can use. Raises TooManyPatterns."""
     problem = segments.problem
     patterns = list_mixed_patterns(segments, run.full, upper_ms, run.should_stop) if segments.has_layouts else []
     for stage in range(len(patterns), problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(segments, run.full, stage, *load_limits(problem, segments, stage, upper_ms)))
-    return PatternTree(segments, patterns, run.short, run.full, upper_ms, gap_fraction, run.should_stop)
+    return patterns
 
 
 def _grow(run: Run, tree: PatternTree, num_tasks: int) -> None:
@@ -242,6 +250,32 @@ def _mix(run: Run, work: Work) -> None:
             if each.exhausted:
                 run.raise_bound(each.lower_bound_ms, "mixtures")
         run.splits, run.dive = (None if each is None or each.exhausted else each for each in (splits, dive))
+
+
+def _mix_thinned(run: Run, work: Work) -> None:
+    """The same without light blocks, where with them a stage could hold too much: up to a part that mixtures do not
+    refute, or the best step."""
+    num_tasks = work.split_tasks
+    while run.light is not None and num_tasks > 0 and not run.done and not run.should_stop():
+        levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in THINNED_FRACTIONS)
+        level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        splits = run.thinned
+        if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
+            segments, spread = run.light
+            linked = build_layers(segments, _list_below(run, segments, level_ms))
+            if linked is None:
+                run.raise_bound(level_ms, "mixtures")
+                continue
+            splits = SplitSearch(segments.problem, *linked, run.full, level_ms, spread=spread)
+        splits.target_ms = min(splits.target_ms, level_ms)
+        before = splits.num_tasks
+        splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
+        num_tasks -= splits.num_tasks - before
+        run.thinned = None if splits.exhausted else splits
+        if splits.exhausted:
+            run.raise_bound(splits.lower_bound_ms, "mixtures")
+            if splits.lower_bound_ms < splits.target_ms:
+                raise TooManyPatterns  # mixtures say no more of what is left
 
 
 def _dive(run: Run, dive: SplitSearch | None, target_ms: float, num_tasks: int) -> SplitSearch | None:
@@ -296,6 +330,8 @@ METHODS = (
     Method("annealing", "none", lambda run: not run.segments.has_layouts, _anneal),
     Method("least overflow", "none", lambda run: not run.has_step and not run.segments.has_layouts, _fit),
     Method("mixes that fit", "none", lambda run: not run.has_step and run.segments.has_layouts, _fit_mixes),
+    # most of the bound where light blocks multiply what stages could hold
+    Method(THINNED, "mixtures", lambda run: run.has_step and run.can_thin and not run.done, _mix_thinned),
     Method(
         "polish",
         "none",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
+from mm_autoparallel.pipeline.placement.patterns.thinned import Spread, thin
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 
 #: Methods that list patterns.
-TREE, MIXTURES = "pattern tree", "path mixtures"
+TREE, MIXTURES, THINNED = "pattern tree", "path mixtures", "thinned mixtures"
 #: Patterns are listed again, fewer of them, once the best step has fallen below this fraction of where they were.
 REBUILD_FRACTION = 0.999
 #: Steps of one placement differ by less, added up in different ways.
@@ -80,8 +82,8 @@ class Run:
     placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done,
     for `reason` where that is no proof.
     tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
-    too many patterns. splits, fractions, cuts: what the other proofs go on from; dive: what looks for better placements
-    beside splits, where it can (dives).
+    too many patterns. splits, thinned, fractions, cuts: what the other proofs go on from; dive: what looks for better
+    placements beside splits, where it can (dives).
     """
 
     segments: Segments
@@ -107,6 +109,7 @@ class Run:
     splits: SplitSearch | None = None
     dive: SplitSearch | None = None
     dives: bool = True
+    thinned: SplitSearch | None = None
     fractions: FractionalTree | None = None
     cuts: list[Cut] = field(default_factory=list)
     num_cuts: int = 0
@@ -135,11 +138,21 @@ class Run:
             self.is_whole and self.is_equal and self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
         )
 
+    @cached_property
+    def light(self) -> tuple[Segments, Spread] | None:
+        """The problem without its light blocks, where it has some (`thinned`)."""
+        return thin(self.segments.problem) if self.has_chunks and not self.segments.has_layouts else None
+
+    @property
+    def can_thin(self) -> bool:
+        """Whether mixtures can work without light blocks."""
+        return THINNED in self.method_names and self.can_list(THINNED) and self.light is not None
+
     @property
     def mixes(self) -> bool:
         """Whether mixtures of paths can prove what the tree leaves open."""
         is_there = self.has_chunks and MIXTURES in self.method_names
-        return is_there and self.can_list(TREE) and self.can_list(MIXTURES)
+        return (is_there and self.can_list(TREE) and self.can_list(MIXTURES)) or self.can_thin
 
     @property
     def done(self) -> bool:

@@ -38,6 +38,7 @@ class Segments:
     mode; saved is the block's own activation minus the mode's.
     Where layers have layouts, prefix sums are of the least of any layout: bounds of what the segments cost.
     first, last: lowest and highest segment index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
+    num_spare: so many of the first virtual stages may hold nothing of the chain (`thinned`); 0: each has a layer.
     """
 
     problem: Problem
@@ -69,6 +70,7 @@ class Segments:
     weight_ms: Floats
     parted_ms: Floats
     pending_bytes: Floats
+    num_spare: int = 0
 
     @property
     def num_segments(self) -> int:

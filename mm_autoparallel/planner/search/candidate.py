@@ -13,8 +13,9 @@ from mm_autoparallel.units import format_ms, format_percent
 
 Status = Literal["solved", "dominated", "infeasible", "unlawful", "unfinished"]
 #: What says that no placement is below a bound, or that none fits: the costs of the blocks alone, before a problem is
-#: built; its work, its paths, a mixture of them, its memory (of hosts too), its number of layers (`bounds`); prices
-#: of parts of layers (`pricing`); a strategy that it cannot beat (`families`); a profile that ran out of memory; the solver, or one that was cached.
+#: built; its work, its paths, a mixture of them, its memory (of hosts too), its number of layers (`bounds`); prices of
+#: parts of layers (`pricing`); a strategy that it cannot beat (`families`); a profile that ran out of memory; the
+#: solver, or one that was cached.
 Bounded = Literal[
     "block costs", "work", "paths", "mixture of paths", "prices", "memory", "layers", "another strategy", "profile",
     "placing",

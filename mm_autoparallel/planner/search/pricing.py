@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 
 #: Iterations of each turn, for each virtual stage and block; the last one only after the pipeline was placed. Assumed.
-TURNS = (0.5, 4.0, 12.0)
+TURNS = (0.5, 4.0)
 
 
 class Pricing:

@@ -3,7 +3,8 @@
 A part is a subset of every stage's patterns. Where a mixture (see `mixtures`) costs the target or more on all of its
 placements, none of them takes less. Where it does so on all placements with some pattern, that pattern is dropped.
 What is left is split in two: by the load of one stage first, since a mean over light and heavy loads of a stage hides
-that one of them limits the step, then by the times of its chunks. A part of one pattern a stage is simply played.
+that one of them limits the step, then by the times of its chunks. A part of one pattern a stage is simply played; or,
+where light blocks are spread beside the patterns (`thinned`), it is as far as its mixture shows.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, play_game
+from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, least_spread, play_game
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
-from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers
+from mm_autoparallel.pipeline.placement.patterns.state_graph import NO_RUN, Layers
+from mm_autoparallel.pipeline.placement.patterns.thinned import Spread, nothing_spread
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
@@ -54,8 +56,9 @@ class _Part(NamedTuple):
 class SplitSearch:
     """The refutation of all placements below `target_ms`; it goes on in slices and keeps its place between them.
 
-    exhausted: every part is refuted. best_ms, best: the fastest placement that came up below the target, as patterns
-    with their index in each stage. num_tasks: simulated tasks, and sums over patterns counted as such.
+    exhausted: every part is refuted, or was looked at as far as that goes. best_ms, best: the fastest placement that
+    came up below the target, as patterns with their index in each stage. num_tasks: simulated tasks, and sums over
+    patterns counted as such.
     """
 
     def __init__(
@@ -66,14 +69,18 @@ class SplitSearch:
         full: TaskGraph,
         target_ms: float,
         heavy_first: bool = False,
+        spread: Spread | None = None,
     ) -> None:
         """layers, patterns: at least what a step below target_ms can use. full: the graph of the whole step.
-        heavy_first: of two parts that with the longer times is looked at first, where placements come up sooner."""
+        heavy_first: of two parts that with the longer times is looked at first, where placements come up sooner.
+        spread: light blocks that the patterns are without."""
         self.target_ms, self._heavy_first = target_ms, heavy_first
         self.best_ms = np.inf
         self.best: list[tuple[StagePatterns, int]] | None = None
         self.num_tasks = 0
-        self._layers, self._patterns = layers, patterns
+        self._layers, self._patterns, self._spread = layers, patterns, spread or nothing_spread(problem)
+        self._least_left_ms = np.inf  # of parts that no mixture refutes
+        self._is_empty = layers.first_run == NO_RUN
         self._graph, self._neighbours = played(full), neighbours(full)
         self._num_stages, self._num_chunks = problem.num_stages, problem.num_chunks
         num_groups = len(layers.group_begin) - 1
@@ -93,7 +100,7 @@ class SplitSearch:
     @property
     def lower_bound_ms(self) -> float:
         """No placement takes less, once exhausted; 0 before."""
-        return min(self.target_ms, self.best_ms) if self.exhausted else 0.0
+        return min(self.target_ms, self.best_ms, self._least_left_ms) if self.exhausted else 0.0
 
     def advance(self, num_tasks: int, should_stop: Callable[[], bool]) -> None:
         """Refute or split parts for about num_tasks more tasks."""
@@ -112,17 +119,23 @@ class SplitSearch:
         total_ms = np.empty(len(part.pattern))
         fill_least_with(self._layers, self._player(part), mixture, total_ms)
         self.num_tasks += len(part.pattern) * len(self._column) + len(self._layers.edge_from)
-        kept = total_ms < self.target_ms
+        kept = total_ms < self.target_ms - least_spread(self._spread, self._num_open(part), mixture)
         return _Part(part.pattern[kept], part.log_weight[kept], part.num_rounds)
+
+    def _num_open(self, part: _Part) -> int:
+        """Virtual stages that may hold light blocks: up to the first that holds something else in all of the part."""
+        may_be_empty = np.zeros((self._num_chunks, self._num_stages), dtype=bool)
+        np.logical_or.at(may_be_empty.T, self._stage[part.pattern], self._is_empty[part.pattern])
+        return min(int(np.argmin(np.append(may_be_empty.ravel(), False))) + 1, may_be_empty.size)
 
     def _refute(self, part: _Part) -> list[_Part]:
         """What is left to refute of a part: nothing, or the two that it is split into."""
         shares, mixture = np.zeros(len(self._group)), np.zeros_like(self._mixtures[0])
         for _ in range(NUM_GAMES):
             num_before = len(part.pattern)
-            if num_before <= self._num_stages:
-                if num_before:
-                    self._play(part.pattern)
+            is_single = num_before <= self._num_stages
+            if num_before == 0 or (is_single and not len(self._spread.forward_ms)):
+                self._play(part.pattern)
                 return []
             mixture, share = np.zeros_like(mixture), np.empty(num_before)
             bound_ms, num_rounds = play_game(
@@ -130,6 +143,8 @@ class SplitSearch:
                 self._graph,
                 self._neighbours,
                 self._player(part),
+                self._spread,
+                self._num_open(part),
                 part.num_rounds,
                 NUM_ROUNDS,
                 self.target_ms,
@@ -140,6 +155,9 @@ class SplitSearch:
             self.num_tasks += num_rounds * (len(self._graph.stage) + sums)
             self._mixtures = [*self._mixtures[:1], *self._mixtures[1:][1 - NUM_REMEMBERED :], mixture]
             if bound_ms >= self.target_ms:
+                return []
+            if is_single:
+                self._least_left_ms = min(self._least_left_ms, bound_ms)
                 return []
             learnt = min(int(INHERITED_FRACTION * (part.num_rounds + num_rounds)), MOST_INHERITED)
             shares[part.pattern] = share

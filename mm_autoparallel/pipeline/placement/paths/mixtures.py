@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers
+from mm_autoparallel.pipeline.placement.patterns.thinned import Spread
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.compiled import kernel
@@ -30,6 +31,8 @@ IntArray = NDArray[np.int32]
 #: How far weights move at first; later moves shrink with the root of the round. 2.5, 5, 10 and 20 tried on three
 #: interleaved problems of 8 and 16 stages: 5 refutes with the fewest rounds.
 LEARNING_FACTOR = 5.0
+#: The same of light kinds, whose costs are fractions of their own work (assumed).
+SPREAD_FACTOR = 1.0
 #: Rounds between two looks at the bound.
 ROUNDS_BETWEEN_BOUNDS = 20
 #: Logarithm of a weight that is nothing beside 1.
@@ -152,11 +155,26 @@ def fill_shares(layers: Layers, player: Player, share: Floats, scratch: tuple[Fl
 
 
 @kernel
+def least_spread(spread: Spread, num_open: int, mixture: Floats) -> float:
+    """What light kinds make a mixture cost at least, each on one of the first num_open virtual stages."""
+    total, num_virtual = 0.0, spread.forward_ms.shape[1]
+    for e in range(spread.forward_ms.shape[0]):
+        least = np.inf
+        for k in range(num_open):
+            cost = mixture[k] * spread.forward_ms[e, k] + mixture[num_virtual + k] * spread.backward_ms[e, k]
+            least = min(least, cost)
+        total += least
+    return total
+
+
+@kernel
 def play_game(
     layers: Layers,
     graph: PlayedGraph,
     neighbours: tuple[IntArray, IntArray],
     player: Player,
+    spread: Spread,
+    num_open: int,
     first_round: int,
     num_rounds: int,
     target_ms: float,
@@ -165,9 +183,10 @@ def play_game(
 ) -> tuple[float, int]:
     """Play up to num_rounds rounds; the best bound in ms and the number of rounds played.
 
-    graph: of the whole step. Some way must lead through the player's patterns. first_round: rounds that the weights
-    have learnt from before. It ends once the bound reaches target_ms, or cannot. Writes best_mixture (as
-    TimesLayout has it) and mean_share [n], the patterns' shares over all rounds.
+    graph: of the whole step. Some way must lead through the player's patterns. spread: light kinds, on the first
+    num_open virtual stages. first_round: rounds that the weights have learnt from before. It ends once the bound
+    reaches target_ms, or cannot. Writes best_mixture (as TimesLayout has it) and mean_share [n], the patterns' shares
+    over all rounds.
     """
     num_stages, num_virtual = graph.free_ms.shape[0], layers.slot.max() + 1  # the last slot: the tail of the last stage
     num_virtual = (num_virtual - num_stages + 1) // 4
@@ -181,6 +200,11 @@ def play_game(
     hops_ms, hop_counts = np.zeros(2 * num_virtual - 1), np.zeros(2 * num_virtual - 1, dtype=np.int64)
     counts = np.zeros(2 * num_virtual, dtype=np.int64)
     mean_share[:] = 0.0
+    num_light = spread.forward_ms.shape[0]
+    log_spread, spread_ms = np.zeros((num_light, num_open)), np.empty(num_light)
+    for e in range(num_light):
+        all_ms = spread.forward_ms[e].max() + spread.backward_ms[e].max()
+        spread_ms[e] = max(all_ms * (graph.stage.shape[0] // (2 * num_virtual)), 1e-300)
     weight, best_ms, reachable_ms = 0.0, 0.0, np.inf
     for played in range(1, num_rounds + 1):
         number = first_round + played
@@ -190,6 +214,14 @@ def play_game(
             mean_share[a] += number * share[a]
             for i in player.column:
                 times_ms[layers.slot[player.stage[a], i]] += share[a] * layers.times_ms[player.pattern[a], i]
+        for e in range(num_light):
+            most, parts = log_spread[e].max(), 0.0
+            for k in range(num_open):
+                parts += np.exp(log_spread[e, k] - most)
+            for k in range(num_open):
+                part = np.exp(log_spread[e, k] - most) / parts
+                times_ms[k] += part * spread.forward_ms[e, k]
+                times_ms[num_virtual + k] += part * spread.backward_ms[e, k]
         for i in range(2 * num_virtual - 2):
             hops_ms[i] = times_ms[at.hop_forward + i]
         tails_ms = times_ms[at.tail :]
@@ -232,11 +264,15 @@ def play_game(
         rate = LEARNING_FACTOR * num_stages / (max(step_ms, 1e-300) * np.sqrt(number))
         for a in range(n):
             player.log_weight[a] -= rate * cost_ms[a]
+        for e in range(num_light):
+            for k in range(num_open):
+                cost = path[k] * spread.forward_ms[e, k] + path[num_virtual + k] * spread.backward_ms[e, k]
+                log_spread[e, k] -= SPREAD_FACTOR * num_stages / (spread_ms[e] * np.sqrt(number)) * cost
         if played % ROUNDS_BETWEEN_BOUNDS == 0 or played == num_rounds:
             for i in range(num_times):
                 path[i] = total[i] / weight
             fill_costs(layers, player, path, cost_ms, least_ms)
-            bound_ms = fill_ways(layers, least_ms, before_ms, after_ms)
+            bound_ms = fill_ways(layers, least_ms, before_ms, after_ms) + least_spread(spread, num_open, path)
             if bound_ms > best_ms:
                 best_ms = bound_ms
                 for i in range(num_times):  # a loop: numba takes seconds to compile assignments of whole arrays

@@ -71,14 +71,15 @@ def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -
             indexing="ij",
         )
     )
-    lawful = begin < end
+    may_be_spare = k < segments.num_spare
+    lawful = (begin < end) | ((begin == 0) & (end == 0) & may_be_spare)
     begin, end = begin[lawful], end[lawful]
     a, b = segments.start[begin], segments.start[end]
     num_layers = segments.layers[b] - segments.layers[a]
     load = (
         segments.forward_ms[b] - segments.forward_ms[a] + segments.backward_ms[b] - segments.backward_ms[a]
     ) * factor
-    lawful = (num_layers >= 1) & (load <= max_load_ms)
+    lawful = ((num_layers >= 1) | (end == 0)) & (load <= max_load_ms)
     if problem.max_layers_per_chunk is not None:
         lawful &= num_layers <= problem.max_layers_per_chunk
     if segments.limits_host:
@@ -102,7 +103,7 @@ def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -
     if k < num_virtual - 1:
         last_block = segments.flat[b - 1]
         for e in np.unique(last_block).tolist():
-            hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
+            hops[(last_block == e) & (end > 0)] = hop_ms(problem, k, problem.chain[e])
     return Intervals(
         begin=begin,
         end=end,
@@ -128,5 +129,6 @@ def _largest(values: Floats, begin: Ints, end: Ints) -> Floats:
     if len(begin) and values.any():
         firsts, at = np.unique(begin, return_index=True)
         for first, here in zip(firsts.tolist(), np.split(np.arange(len(begin)), at[1:]), strict=True):
-            largest[here] = np.maximum.accumulate(values[first:])[end[here] - first - 1]
+            most = np.concatenate([[0.0], np.maximum.accumulate(values[first:])])
+            largest[here] = most[end[here] - first]
     return largest

@@ -25,6 +25,8 @@ IntArray = NDArray[np.int32]
 MAX_EDGES = 1_000_000
 #: Times kept for all states together, beyond which likewise (some 300 MB).
 MAX_LEAST_TIMES = 40_000_000
+#: The run of a chunk that holds nothing, which comes before all others.
+NO_RUN = -1
 
 
 class Layers(NamedTuple):
@@ -214,8 +216,8 @@ def _number(
         group_offset=np.array(group_offset),
         group_begin=np.append(np.concatenate(group_begin), num_patterns),
         times_ms=np.concatenate([p.times_ms for p in kept_patterns]),
-        first_run=np.concatenate([segments.run[p.begin] for p in kept_patterns]),
-        last_run=np.concatenate([segments.run[p.end - 1] for p in kept_patterns]),
+        first_run=np.concatenate([np.where(p.end > 0, segments.run[p.begin], NO_RUN) for p in kept_patterns]),
+        last_run=np.concatenate([np.where(p.end > 0, segments.run[p.end - 1], NO_RUN) for p in kept_patterns]),
         slot=_slots(num_stages, problem.num_chunks),
         least_before=np.empty((state_offset[-1], width)),
         least_after=np.empty((state_offset[-1], width)),
