@@ -51,7 +51,7 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
     import transformers
     from transformers import CONFIG_MAPPING
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     model_type, name = str(document.get("model_type")), ""
     known = model_types()
     if model_type in CONFIG_MAPPING:

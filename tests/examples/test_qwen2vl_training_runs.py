@@ -23,7 +23,7 @@ PLAN = {
     "e2e_time": 123.4,
 }
 
-NUM_STEPS = 4
+NUM_STEPS = 3
 
 # name → (flags, relative tolerance of the losses against one process with the same limit on gradients)
 RUNS = {

@@ -33,10 +33,15 @@ def record_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
             yield node
 
 
+FLOATS = {
+    *("float", "Floats"),
+    *(name for name, kind in vars(fields).items() if get_args(kind)[:1] == (float,)),
+}
+
+
 def holds_float(annotation: ast.expr) -> bool:
     """`float`, an array or container of it, or one of the float fields of records.py."""
-    words = {"float", "Floats", *(name for name, kind in vars(fields).items() if get_args(kind)[:1] == (float,))}
-    return any(isinstance(node, ast.Name) and node.id in words for node in ast.walk(annotation))
+    return any(isinstance(node, ast.Name) and node.id in FLOATS for node in ast.walk(annotation))
 
 
 def floats_without_unit(tree: ast.Module) -> list[str]:

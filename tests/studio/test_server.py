@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_cli import ForkedCli
 from running_studio import COMMAND, Running
 
 from mm_autoparallel.cli import studio
@@ -21,6 +22,7 @@ from mm_autoparallel.studio.moments import FOLDER
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Running]
+RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -136,22 +138,15 @@ def test_only_the_listed_files_are_given(running: Running, name: str) -> None:
     assert running.ask(f"/files/{name}").status == 404
 
 
-def test_every_file_that_is_offered_is_given(running: Running, tmp_path: Path) -> None:
+def test_every_file_that_is_offered_is_given(running: Running, tmp_path: Path, run_cli: RunCli) -> None:
     for offer in running.ask("/state").document["files"]:
         answer = running.ask(f"/files/{offer['name']}")
         assert answer.status == 200
         assert answer.headers["content-disposition"] == f'attachment; filename="{offer["name"]}"'
         (tmp_path / offer["name"]).write_bytes(answer.body)
     (tmp_path / "model_72b.json").write_bytes((running.folder / "model_72b.json").read_bytes())
-    command = [
-        *COMMAND,
-        "simulate",
-        "job.yaml",
-        "--config",
-        "plan.json",
-        "--json",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_cli("simulate", "job.yaml", "--config", "plan.json", "--json")
+    assert done.returncode == 0, done.stderr
     state = running.ask("/state").document
     assert json.loads(done.stdout)["e2e_time"] == state["report"]["plans"][0]["step_ms"]
 
@@ -231,25 +226,17 @@ def test_only_its_own_folder_is_written(start: Start, tmp_path: Path, folder: Pa
     assert (tmp_path / FOLDER).stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, forked_cli: ForkedCli) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / FOLDER).symlink_to(tmp_path / "elsewhere")
-    done = subprocess.run(
-        [*COMMAND, "studio", "--port", "0"],
-        cwd=tmp_path / "here",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked_cli.run(["studio", "--port", "0"], tmp_path / "here", 60)
     assert done.returncode == 2
     assert "is a link" in done.stderr
     assert not list((tmp_path / "elsewhere").iterdir())
     (tmp_path / "here" / FOLDER).unlink()
     (tmp_path / "here" / FOLDER).mkdir(mode=0o755)  # as a clone of somebody's folder has it, token and all
-    done = subprocess.run(
-        [*COMMAND, "studio", "--port", "0"], cwd=tmp_path / "here", capture_output=True, text=True, check=False
-    )
+    done = forked_cli.run(["studio", "--port", "0"], tmp_path / "here", 60)
     assert done.returncode == 2
     assert "not this user's alone" in done.stderr
 
@@ -323,16 +310,16 @@ def test_a_drag_is_simulated_and_certified_at_once(start: Start, tmp_path: Path)
     running.ask("/optimise", {"revision": revision(running), "scope": "space", "limit_s": 20.0})
     running.wait()
     took = []
-    for number in range(40):
+    for number in range(15):
         state = revision(running)
         began = time.perf_counter()
-        answer = running.do(state, kind="move", modality="text", source=number % 15, target=number % 15 + 1, count=1)
+        answer = running.do(state, kind="move", modality="text", source=number, target=number + 1, count=1)
         took.append(time.perf_counter() - began)
         assert answer.status == 200
         assert answer.document["bound"]["lower_bound_ms"] is not None
         assert running.do(answer.document["revision"], kind="undo").status == 200
     assert answer.document["report"]["plans"][0]["timeline"]["start"]["count"] == 16 * 256 * 2
-    print(f"an action: p50 {np.percentile(took, 50) * 1e3:.0f} ms, p95 {np.percentile(took, 95) * 1e3:.0f} ms")
+    print(f"an action: median {np.median(took) * 1e3:.0f} ms, most {max(took) * 1e3:.0f} ms")
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -344,18 +331,12 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert 'pip install "mm-autoparallel[studio]"' in capsys.readouterr().err
 
 
-def test_what_was_kept_and_spoilt_is_named_and_stays(tmp_path: Path) -> None:
+def test_what_was_kept_and_spoilt_is_named_and_stays(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / FOLDER).mkdir(mode=0o700)
     kept = tmp_path / FOLDER / "session.json"
     for text in ("{", '{"revision": 1, "cursor": 7}', '{"moments": 1}'):
         kept.write_text(text)
-        done = subprocess.run(
-            [*COMMAND, "studio", "--port", "0"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_cli("studio", "--port", "0")
         assert done.returncode == 2
         assert "session.json" in done.stderr
         assert kept.read_text() == text
