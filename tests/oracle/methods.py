@@ -29,9 +29,14 @@ from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.placement.cuts.solve import solve_with_cuts
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.state_graph import build_layers
+from mm_autoparallel.pipeline.placement.patterns.thinned import thin
 from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.graph import full_graph
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 Check = Callable[[Document, Problem, float], str]
@@ -75,6 +80,28 @@ def parts_of_layers(document: Document, problem: Problem, best_ms: float) -> str
     proof = tree.proof()
     paths = [cut.path for cut in proof.cuts]
     confirm_prices(problem, proof.main, paths, proof.prices, proof.parts, tree.lower_bound_ms, go_on)
+    return ""
+
+
+def thinned_mixtures(document: Document, problem: Problem, best_ms: float) -> str:
+    """Mixtures without the blocks in front of the main kind, however heavy: refuting what is below the optimum, and not
+    what is above."""
+    light = thin(problem, np.inf) if not _unequal(document) and problem.num_chunks > 1 else None
+    if light is None or not 0 < best_ms < np.inf:
+        return ""
+    segments, spread = light
+    graph = full_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    for target_ms in (0.8 * best_ms, best_ms * (1 - 1e-6), 1.1 * best_ms):
+        limits = [load_limits(problem, segments, s, target_ms) for s in range(problem.num_stages)]
+        linked = build_layers(segments, [list_patterns(segments, graph, s, *each) for s, each in enumerate(limits)])
+        if linked is None:
+            bound_ms = target_ms
+        else:
+            splits = SplitSearch(segments.problem, *linked, graph, target_ms, spread=spread)
+            splits.advance(20_000_000, go_on)
+            bound_ms = splits.lower_bound_ms
+        if bound_ms > best_ms * ABOVE:
+            return f"{bound_ms!r} above {best_ms!r}"
     return ""
 
 
@@ -146,6 +173,7 @@ METHODS: dict[str, Check] = {
     for check in (
         search_bounds,
         parts_of_layers,
+        thinned_mixtures,
         path_cuts,
         confirming_tree,
         confirming_mixtures,

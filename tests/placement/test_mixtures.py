@@ -19,6 +19,7 @@ from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearc
 from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, play_game
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers, fill_least
+from mm_autoparallel.pipeline.placement.patterns.thinned import nothing_spread
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
 from mm_autoparallel.pipeline.placement.place import place
@@ -101,7 +102,9 @@ def game(problem: Problem, below_ms: float) -> tuple[float, np.ndarray, np.ndarr
     player = Player(np.arange(num_patterns), group, stage, np.zeros(num_patterns), np.arange(layers.times_ms.shape[1]))
     mixture = np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)
     share = np.zeros(num_patterns)
-    bound_ms, _ = play_game(layers, played(full), neighbours(full), player, 0, 200, np.inf, mixture, share)
+    bound_ms, _ = play_game(
+        layers, played(full), neighbours(full), player, nothing_spread(problem), 1, 0, 200, np.inf, mixture, share
+    )
     return bound_ms, mixture, share, player, layers
 
 

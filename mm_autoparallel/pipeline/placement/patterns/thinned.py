@@ -38,8 +38,9 @@ def nothing_spread(problem: Problem) -> Spread:
     return Spread(*np.zeros((2, 0, problem.num_virtual_stages)))
 
 
-def thin(problem: Problem) -> tuple[Segments, Spread] | None:
-    """The segments without light blocks, and those; None where there is none to leave out, or too much of it."""
+def thin(problem: Problem, most_fraction: float = LIGHT_FRACTION) -> tuple[Segments, Spread] | None:
+    """The segments without light blocks, and those; None where there is none to leave out, or more than that fraction
+    of the work."""
     chain, num_virtual = problem.chain, problem.num_virtual_stages
     works_ms = [block.count * (block.forward_ms + block.backward_ms) for block in chain]
     main = int(np.argmax(works_ms))
@@ -47,7 +48,7 @@ def thin(problem: Problem) -> tuple[Segments, Spread] | None:
     num_light = min(main, (*is_held, True).index(True))  # what is in front of all that is kept
     light, kept = chain[:num_light], chain[num_light:]
     num_layers = sum(block.count for block in light if block.layer)
-    is_heavy = sum(works_ms[:num_light]) > LIGHT_FRACTION * sum(works_ms)
+    is_heavy = sum(works_ms[:num_light]) > most_fraction * sum(works_ms)
     if not num_layers or is_heavy or any(block.pinned == "first" for block in kept):
         return None
     segments = cut_into_segments(replace(problem, chain=(_alone(kept[0]), *kept[1:])))
