@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +78,12 @@ def test_nothing_is_said_to_be_below_the_optimum_and_little_is_lost() -> None:
     assert np.median(shown) > 0.95
 
 
+def after_looks(number: int) -> Callable[[], bool]:
+    """Told to stop once it has been asked so often."""
+    looks = iter(range(number))
+    return lambda: next(looks, None) is None
+
+
 def test_place_is_bounded_by_it_where_patterns_are_too_many() -> None:
     methods = [method for method in METHODS if method.name in ("annealing", "thinned mixtures")]
     num_bounded = 0
@@ -85,8 +92,7 @@ def test_place_is_bounded_by_it_where_patterns_are_too_many() -> None:
         chain = tuple(replace(b, forward_ms=0.2 * b.forward_ms) if b.modality == "vision" else b for b in problem.chain)
         problem = replace(problem, chain=chain)
         best_ms, _ = brute_force(problem)
-        rounds = iter(range(40))
-        result = place(problem, methods=methods, should_stop=lambda: next(rounds, None) is None)
+        result = place(problem, methods=methods, should_stop=after_looks(40))
         assert result.lower_bound_ms <= best_ms * (1 + 1e-9), seed
         num_bounded += result.proof == "mixtures"
     assert num_bounded > 5
