@@ -152,7 +152,7 @@ class Run:
     def mixes(self) -> bool:
         """Whether mixtures of paths can prove what the tree leaves open."""
         is_there = self.has_chunks and MIXTURES in self.method_names
-        return (is_there and self.can_list(TREE) and self.can_list(MIXTURES)) or self.can_thin
+        return is_there and self.can_list(TREE) and self.can_list(MIXTURES)
 
     @property
     def done(self) -> bool:
