@@ -243,7 +243,10 @@ def test_forwards_do_not_fit_where_the_last_stage_waits_for_the_end() -> None:
     of = decoder(4, 8)
     cuts = list_cuts(EncodedProblem(of, (encoder(4, 90.0, 0.0),)), lambda: None)
     assert cuts is not None
-    assert cuts.bound(0.0, lambda: None) == pytest.approx(2 * 90.0 + 8 * 60.0 + 3 * 41.0, rel=2e-5)
+    paths = replace(cuts, strands=())
+    assert paths.bound(0.0, lambda: None) == pytest.approx(2 * 90.0 + 8 * 60.0 + 3 * 41.0, rel=2e-5)
+    # no wait of the third stage has room for its second pass before it feeds a micro-batch
+    assert cuts.bound(0.0, lambda: None) == pytest.approx(814.0, rel=2e-5)
     result = place_encoded(EncodedProblem(of, (encoder(4, 90.0, 0.0),)), time_limit_s=20.0, gap_fraction=2e-5)
     assert result.status == "optimal"
     assert cuts.lightest(result.step_ms) == [0, 1, 2, 3, 4]
@@ -251,7 +254,12 @@ def test_forwards_do_not_fit_where_the_last_stage_waits_for_the_end() -> None:
     assert trained is not None
     # the first stage waits for its first gradient, but for the four forwards that it runs meanwhile
     waits_ms = 30.0 + 1.0 + 3 * 21.0 + 3 * 41.0 - 3 * 20.0
-    assert trained.bound(0.0, lambda: None) == pytest.approx(waits_ms + 8 * 60.0 + 2 * 150.0, rel=2e-5)
+    paths = replace(trained, strands=())
+    assert paths.bound(0.0, lambda: None) == pytest.approx(waits_ms + 8 * 60.0 + 2 * 150.0, rel=2e-5)
+    # no wait of the second stage after its fourth backward has room for 150
+    assert trained.bound(0.0, lambda: None) == pytest.approx(964.0, rel=2e-5)
+    result = place_encoded(EncodedProblem(of, (encoder(4, 30.0, 150.0),)), time_limit_s=20.0, gap_fraction=2e-5)
+    assert result.status == "optimal"
 
 
 def test_no_order_goes_below_all_cuts() -> None:

@@ -24,6 +24,7 @@ from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.level import Level
+from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 
 #: Whether placing it took longer than its time (1), and no bound costs less (2); whether it has chunks or layouts; its
@@ -33,8 +34,7 @@ Rank = tuple[int, bool, float, int]
 #: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
 #: first (one more recomputed layer costs what it saves there), and the second is for what cannot be emptier.
 PROBES = (1.01, 1.1)
-#: Far too full is what ranks at more than this many times the step. Assumed, as the probes are.
-PROBE_FACTOR = 1.03
+PROBE_FACTOR = 1.03  # far too full is what ranks at more than this many times the step; assumed, as the probes are
 #: Of what is left of the price at a limit, where the plan found there is fuller than the limit counts.
 STEP_DOWN = 0.85
 #: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
@@ -47,21 +47,20 @@ _TOO_OFTEN = "it would run out of memory more often than search.fit_probability 
 class Pipeline:
     """One problem of the search. It is ranked by rank_ms, its step with the price of its chance (search/caution.py).
 
-    found_fill_fraction: the level's at which its best plan was found.
-    number: the place of its first strategy in the space; how it ranks where bounds are equal. within_ms: no placement
-    of its level is below, in steps; elsewhere_ms: nor is any fuller one, as it ranks; betters_ms: nor any of those that
-    it cannot beat; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest;
-    key: its content_key. cached_s: time that earlier searches spent on it.
-    num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
-    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed;
-    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms, placement: of the best
-    plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher by
-    overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
+    found_fill_fraction: the level's at which its best plan was found. number: the place of its first strategy in the
+    space; how it ranks where bounds are equal. within_ms: no placement of its level is below, in steps; elsewhere_ms:
+    nor is any fuller one, as it ranks; betters_ms: nor any of those that it cannot beat; bounded_by: what says so.
+    problem: None before it is built, and once nothing more is of interest; key: its content_key. cached_s: time that
+    earlier searches spent on it. num_refinements: which bounds it has had after that of its blocks' costs (1:
+    `work_bound_ms`, 2: `bound_step`, 3: sharpened). visit: when it was first placed, -1 if never. num_slices: how often
+    it was placed; num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
+    placement: of the best plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher
+    by overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
-    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
-    betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
-    waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
-    died. cutoff_ms: the cutoff when it was closed.
+    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked. betters:
+    pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps waiting, as
+    one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it died.
+    cutoff_ms: the cutoff when it was closed.
     """
 
     number: int
@@ -289,7 +288,8 @@ class Pipeline:
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms
-        aim_ms = (1.0 - max(gap_fraction, rough_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
+        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION, of_level(rough_fraction, self.level.num_slices))
+        aim_ms = min(keep * min(cutoff_ms, self.rank_ms), self.elsewhere_ms if rough_fraction else np.inf)
         lower = self._fill_of(aim_ms)
         if lower < fill * (1.0 if self.level.num_slices else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)

@@ -45,16 +45,14 @@ from mm_autoparallel.planner.search.recall import find_known, remember, remember
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
-from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, SLICE_GROWTH, next_slice_s
+from mm_autoparallel.planner.search.rough import rough_fraction
+from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
-#: Once this part of the time limit is gone, levels of memory end this close to the best, each after such a part of
-#: what is left. Assumed.
-ROUGH_FROM, ROUGH_FRACTION, ROUGH_LEVELS = 0.4, 0.004, 5.0
 PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
 NUM_FIRST_RUNS = 3  # to try, that are told at least
@@ -189,11 +187,6 @@ class _Search:
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
-    def rough_fraction(self) -> float:
-        """How close below the best may be left out what no one bound rules out: chances make it many levels."""
-        return ROUGH_FRACTION if self.elapsed_s > ROUGH_FROM * (self.elapsed_s + self.left_s) else 0.0
-
-    @property
     def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
         still = (p for p in self.pipelines if not (p.infeasible or p.twin or p.is_waiting))
         return min([self.agenda.branches.least_ms, *(p.bound_ms for p in still)])
@@ -265,7 +258,7 @@ class _Search:
     def next_open(self) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left."""
         while True:
-            wanted = self.cutoff_ms, self.gap_fraction, self.rough_fraction
+            wanted = self.cutoff_ms, self.gap_fraction, rough_fraction(self.elapsed_s, self.left_s)
             pipeline = self.agenda.next_open(*wanted, self.should_stop)
             if pipeline is None:
                 return None
@@ -314,9 +307,8 @@ class _Search:
         is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)
         if is_last and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
-        if self.rough_fraction and np.isfinite(pipeline.level.fill_fraction):  # some levels are still to come
-            again_s = SLICE_GROWTH * pipeline.level.slice_s  # no less, or it would end where it did
-            time_limit_s = min(time_limit_s, max(self.left_s / ROUGH_LEVELS, FIRST_SLICE_S, again_s))
+        if np.isfinite(pipeline.level.fill_fraction):
+            time_limit_s = level_slice_s(time_limit_s, pipeline.level.slice_s, self.elapsed_s, self.left_s)
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
 
     def seems_left_s(self) -> float:

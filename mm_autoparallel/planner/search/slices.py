@@ -6,6 +6,7 @@ import math
 
 from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.rough import FRACTIONS, rough_fraction
 
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
 #: get all that is left. Assumed.
@@ -13,6 +14,7 @@ FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 #: Of it, with chunks or a free order: many such strategies, and good plans of each are found early. Assumed.
 DEAR_SLICE_FRACTION = 0.3
 MOST_PROBING = 1  # times that of a fill tried in between, which helps other levels and settles nothing. Assumed.
+LEVELS = 5.0  # once they may end roughly (search/rough.py), a level has such a part of what is left at once. Assumed.
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 
 
@@ -22,3 +24,15 @@ def next_slice_s(pipeline: Pipeline) -> float:
     first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
     first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == FREE else 1.0
     return first_s * SLICE_GROWTH ** min(pipeline.num_unfinished, MOST_PROBING if pipeline.is_probing else math.inf)
+
+
+def level_slice_s(slice_s: float, last_s: float, elapsed_s: float, left_s: float) -> float:
+    """Seconds of the next turn of a level that would have slice_s, and had last_s before: no more than until less of it
+    may do; and where some levels are still to come a part of what is left, but more than before, or it would end where
+    it did.
+    """
+    marks_s = (begin * (elapsed_s + left_s) - elapsed_s for begin in FRACTIONS)
+    until_s = min((each for each in marks_s if each > 0.0), default=math.inf)
+    if rough_fraction(elapsed_s, left_s):
+        until_s = min(until_s, max(left_s / LEVELS, SLICE_GROWTH * last_s))
+    return min(slice_s, max(until_s, FIRST_SLICE_S))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.placement import compile_kernels
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.compiling import samples
@@ -21,6 +23,8 @@ from mm_autoparallel.planner.search.space import describe_strategy
 from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
 
+_ENCODER = Encoder("any", (1.0,), (0.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
+
 
 def compile_search(schedules: Sequence[str] = ()) -> None:
     """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedules: the job's."""
@@ -30,6 +34,8 @@ def compile_search(schedules: Sequence[str] = ()) -> None:
     with interrupted_by_signals():
         for units, _ in samples():
             bound_step(units.problem, sharpen=True)
+            if units.problem.num_chunks == 1:
+                bound_step(replace(units.problem, encoders=(_ENCODER,)))
 
 
 def check_watched(

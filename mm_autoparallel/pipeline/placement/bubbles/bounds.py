@@ -8,6 +8,7 @@ passes of encoders are dealt to it whatever layers it holds, so of all ways to c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,14 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.laid_out import list_layouts, relaxed
 from mm_autoparallel.pipeline.placement.bounds.bound import Look
 from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
+from mm_autoparallel.pipeline.placement.bounds.gaps import Strand, find_actions, find_tasks
 from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import goes_back_and_forth
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, decoder_on_devices
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
 
 Floats = NDArray[np.float64]
 
@@ -131,7 +135,74 @@ def list_cuts(problem: EncodedProblem, look: Look) -> Cuts | None:
         return None
     loads = encoder_loads_ms(problem)[: decoder.num_stages]
     beside = Beside(lead_ms(problem), way_back_ms(problem), *np.ascontiguousarray(loads.T))
-    return Cuts.of_segments(cut_into_segments(decoder), beside, look)
+    cuts = Cuts.of_segments(cut_into_segments(decoder), beside, look)
+    if cuts is None or find_schedule(decoder.schedule, 1).given_by != "rule":
+        return cuts
+    graph = full_graph(decoder.schedule, decoder.num_stages, 1, decoder.num_microbatches)
+    feed_ms, return_ms = _ways_ms(problem)
+    return replace(
+        cuts, graph=graph, strands=tuple(_list_strands(problem, graph)), feed_ms=feed_ms, return_ms=return_ms
+    )
+
+
+def _ways_ms(problem: EncodedProblem) -> tuple[Floats, Floats]:
+    """[M] what precedes each first forward, and what follows each last backward: passes of a pipeline take turns."""
+    count = problem.decoder.num_microbatches
+    feed, back = np.full(count, lead_ms(problem)), np.full(count, way_back_ms(problem))
+    followed = {encoder.follows for encoder in problem.encoders}
+    for encoder in problem.encoders:
+        if encoder.run != "bubbles" or encoder.name in followed:
+            continue
+        num_passes, num_pipelines = encoder.num_passes(count), len(encoder.pipelines)
+        for index in range(num_passes):
+            before, behind = index // num_pipelines, (num_passes - 1 - index) // num_pipelines
+            mine = encoder.microbatches_of(index, count)
+            own = sum(encoder.forward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
+            feed[mine] = np.maximum(feed[mine], own + before * max(encoder.forward_ms))
+            if not encoder.is_frozen:
+                own = sum(encoder.backward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
+                back[mine[-1]] = max(back[mine[-1]], own + behind * max(encoder.backward_ms))
+    return feed, back
+
+
+def _list_strands(problem: EncodedProblem, graph: TaskGraph) -> Iterator[Strand]:
+    """The strands of passes on the decoder's devices, of encoders that feed it or run for other steps."""
+    count = problem.decoder.num_microbatches
+    followed = {encoder.follows for encoder in problem.encoders}
+    for encoder in problem.encoders:
+        for turn, pipeline in enumerate(encoder.pipelines):
+            indices = range(turn, encoder.num_passes(count), len(encoder.pipelines))
+            passes = [encoder.microbatches_of(index, count) for index in indices]
+            for part, stage in enumerate(pipeline):
+                if encoder.run == "cached" or encoder.name in followed or stage >= graph.num_stages or not passes:
+                    continue
+                yield _forwards(encoder, graph, passes, part, stage)
+                if not encoder.is_frozen:
+                    yield _backwards(encoder, graph, passes, part, stage)
+
+
+def _forwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: int, stage: int) -> Strand:
+    before_ms = sum(encoder.forward_ms[:part]) + part * encoder.stage_hop_ms
+    behind_ms = sum(encoder.forward_ms[part + 1 :]) + (encoder.num_stages - 1 - part) * encoder.stage_hop_ms
+    nowhere = np.zeros(len(passes), dtype=np.int64)
+    end, fed = np.full_like(nowhere, 2 * graph.num_microbatches), nowhere - 1
+    if encoder.run == "bubbles":
+        behind_ms += encoder.feed_ms
+        precede = find_actions(graph, stage, True)
+        end = np.array([precede[passed].min() for passed in passes])
+        fed = find_tasks(graph, 0, True)[[passed[0] for passed in passes]]
+    return Strand(stage, encoder.forward_ms[part], before_ms, behind_ms, nowhere - 1, fed, nowhere, end)
+
+
+def _backwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: int, stage: int) -> Strand:
+    before_ms = sum(encoder.backward_ms[part + 1 :]) + (encoder.num_stages - 1 - part) * encoder.stage_hop_ms
+    behind_ms = sum(encoder.backward_ms[:part]) + part * encoder.stage_hop_ms
+    precede = find_actions(graph, stage, False)
+    first = np.array([precede[passed].max() + 1 for passed in passes])
+    waited = find_tasks(graph, 0, False)[[passed[-1] for passed in passes]]
+    end = np.full_like(first, 2 * graph.num_microbatches)
+    before_ms += encoder.feed_ms
+    return Strand(stage, encoder.backward_ms[part], before_ms, behind_ms, waited, np.full_like(first, -1), first, end)
 
 
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:

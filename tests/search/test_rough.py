@@ -1,0 +1,40 @@
+"""How close to the best levels of memory end, and how long their turns are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mm_autoparallel.planner.search.rough import of_level, rough_fraction
+from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, level_slice_s
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "left_s", "fraction"),
+    [(10.0, 50.0, 0.0), (24.0, 36.0, 0.0), (25.0, 35.0, 0.004), (47.0, 13.0, 0.004), (49.0, 11.0, 0.008)],
+)
+def test_less_may_do_as_time_runs_out(elapsed_s: float, left_s: float, fraction: float) -> None:
+    assert rough_fraction(elapsed_s, left_s) == fraction
+
+
+def test_a_level_that_gets_on_ends_closer() -> None:
+    assert [of_level(0.008, num_slices) for num_slices in range(4)] == [0.004, 0.004, 0.008, 0.008]
+    assert of_level(0.0, 9) == 0.0
+
+
+def test_without_a_limit_nothing_is_rough_and_turns_stay_as_they_are() -> None:
+    assert rough_fraction(1e6, math.inf) == 0.0
+    assert level_slice_s(81.0, 27.0, 1e6, math.inf) == 81.0
+
+
+def test_a_turn_ends_where_less_of_a_level_may_do() -> None:
+    assert level_slice_s(27.0, 9.0, 15.0, 45.0) == pytest.approx(24.0 - 15.0)
+    assert level_slice_s(27.0, 9.0, 23.0, 37.0) == FIRST_SLICE_S
+    assert level_slice_s(2.0, 1.0, 15.0, 45.0) == 2.0
+
+
+def test_levels_to_come_share_what_is_left() -> None:
+    assert level_slice_s(27.0, 0.0, 30.0, 30.0) == 30.0 / 5.0
+    assert level_slice_s(27.0, 5.0, 30.0, 30.0) == 15.0
+    assert level_slice_s(81.0, 9.0, 30.0, 30.0) == pytest.approx(48.0 - 30.0)
