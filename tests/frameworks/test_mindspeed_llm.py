@@ -113,6 +113,22 @@ def test_context_parallel_algorithms(flags: str, kind: str, script: Path) -> Non
     assert found.estimate.plan.strategy.context_kind(found.job.workload) == kind
 
 
+def test_groups_fewer_than_ranks_that_deal_heads_are_repeated(script: Path) -> None:
+    """The flag says what MindSpeed does without it; a rank's one group of four heads is then four."""
+    ulysses = "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+    few = SCRIPT.replace("--vocab-size", "--group-query-attention --num-query-groups 2 --vocab-size")
+    script.write_text(few.replace("--swap-attention", ulysses))
+    plain = import_launch(script, device="ascend-910b-64g")
+    assert plain.job.workload.known_facts.repeated_groups == "fewer"
+    script.write_text(few.replace("--swap-attention", f"{ulysses} --kv-head-repeat-before-uly-alltoall"))
+    told = import_launch(script, device="ascend-910b-64g")
+    assert (told.job, told.estimate.step_ms) == (plain.job, plain.estimate.step_ms)
+    assert any(note.startswith("--kv-head-repeat-before-uly-alltoall is on without it too") for note in told.notes)
+    export_plan(told.estimate.plan, told.job, "mindspeed-llm", into=(script,))
+    assert ulysses.split()[-1] in script.read_text()
+    assert import_launch(script, device="ascend-910b-64g").estimate.plan == told.estimate.plan
+
+
 def test_experts_of_an_extended_group_are_whole(script: Path) -> None:
     """--moe-tp-extend-ep deals experts over TP x EP."""
     experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-tp-extend-ep --moe-router-topk 2 --moe-grouped-gemm"

@@ -28,6 +28,10 @@ from mm_autoparallel.model.readers.model_file import read_model
 _LOCAL = ("--spec", "local")
 """Layers of megatron-core's own in the place of TransformerEngine's; other specifications are other models."""
 
+_OF_OLD_RELEASES = {"repeated_groups": "always"}
+"""MindSpeed-LLM 1.0 to 2.2, which have DeepSpeed's experts, with --kv-head-repeat-before-uly-alltoall, on by default
+(ulysses_context_parallel_forward_wrapper of core/transformer/dot_product_attention.py)."""
+
 _VOCABULARY = "--vocab-size"
 
 _MOST_EXPERTS_RANKS = 64
@@ -165,12 +169,13 @@ def read_workload(
     said |= {"deterministic": True} if passed.has("--deterministic-mode") else {}
     said |= {"precision": low.precision} if low.precision != "bf16" else {}
     said |= {"overlap_all_to_all": choices["overlap_all_to_all"]} if experts else {}
-    said |= {"facts": facts} if facts else {}
     if passed.has(flags.DEEPSPEED_EXPERTS):
+        facts |= _OF_OLD_RELEASES if (passed.number(flags.CONTEXT) or 1) > 1 else {}
         said |= {"ep_kind": "deepspeed", "token_rearrange": passed.has(flags.REARRANGED)}
         said |= {"expert_capacity_factor": float(passed.text(flags.CAPACITY) or 1)}
     if passed.has("--cross-entropy-loss-fusion") and passed.text("--cross-entropy-fusion-impl") == "te":
         said["cross_entropy"] = "fused"
+    said |= {"facts": facts} if facts else {}
     if (passed.number(flags.CONTEXT) or 1) > 1:
         said["context_parallel"] = read_context(passed)
         sizes = passed.list(flags.CONTEXT_SIZES)

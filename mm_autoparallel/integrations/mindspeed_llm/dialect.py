@@ -26,15 +26,18 @@ LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 STAGE = "--stage"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
-ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
+REPEATED = "--kv-head-repeat-before-uly-alltoall"
+ALGORITHMS = {
+    "ring": "megatron_cp_algo",
+    "all_to_all": "ulysses_cp_algo",
+    "hierarchical": "hybrid_cp_algo",
+    "all_gather": "kvallgather_cp_algo",
+}
 FUSED = "--use-ascend-mc2"
 SWITCHES = {flags.SWAPPED: "--swap-attention", flags.REACTIVATED: "--recompute-activation-function"}
 OVERLAPPED = "--moe-alltoall-overlap-comm"
 BESIDE_OVERLAPPED = ("--moe-permutation-async-comm", flags.GROUPED)
 """What the overlap of the exchange asks for (MindSpeed, docs/features/megatron_moe)."""
-OLD_ULYSSES = "ulysses_cp_algo"
-"""Of 2.3 and before, which 26.1's choices leave out; the default of releases that have DeepSpeed's experts."""
-
 REFUSED = {
     "--schedules-method": "runs another order of the pipeline, which no plan says; take it out",
     "--moe-fb-overlap": "runs forward and backward of two micro-batches together, which no plan says; take it out",
@@ -83,6 +86,8 @@ NOTED = {
     "--variable-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
     "--neat-pack": "packs several samples into one of --seq-length, whose attention is planned over all of it",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
+    REPEATED: "is on without it too; where ranks deal heads, groups are planned as repeated where they are fewer than "
+    "those ranks, as MindSpeed does whatever the flag says",
     **deepspeed_experts.NOTED,
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
@@ -237,8 +242,9 @@ def _read_context(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     cp = passed.number(flags.CONTEXT) or 1
     if cp == 1:
         return
-    said = passed.text(ALGORITHM) or (OLD_ULYSSES if deepspeed_experts.is_deepspeed(passed) else ALGORITHMS["ring"])
-    kinds = {word: kind for kind, word in ALGORITHMS.items()} | {OLD_ULYSSES: "all_to_all"}
+    usual = "all_to_all" if deepspeed_experts.is_deepspeed(passed) else "ring"  # of releases that have those experts
+    said = passed.text(ALGORITHM) or ALGORITHMS[usual]
+    kinds = {word: kind for kind, word in ALGORITHMS.items()}
     if said not in kinds:
         raise PlanError(f"{passed.where}: {ALGORITHM} is {said}; one of {', '.join(kinds)} is expected")
     yield flags.CONTEXT_KIND, (flags.CONTEXT_KINDS[kinds[said]],)
@@ -267,11 +273,6 @@ def write(decided: Decided) -> Decided:
     values |= dict.fromkeys((flags.CONTEXT_KIND, flags.CONTEXT_SIZES, flags.OPTIMIZER_OFFLOAD, flags.CUSTOM_FSDP))
     values |= dict.fromkeys((flags.MEGATRON_FSDP, flags.SHARDING, flags.OPTIMIZER_COPIES, flags.GROUP))
     if strategy.cp > 1 and kind:
-        if kind not in ALGORITHMS:
-            raise PlanError(
-                f"plan: CP {strategy.cp} by {kind}, and MindSpeed-LLM 26.1 has {', '.join(ALGORITHMS)}; plan with "
-                "search.cp_kind [ring]"
-            )
         values[ALGORITHM] = (ALGORITHMS[kind],)
         sizes = decided.values.get(flags.CONTEXT_SIZES)
         values[ULYSSES] = (sizes[0],) if sizes else None

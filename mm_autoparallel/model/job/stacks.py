@@ -28,6 +28,9 @@ TensorOverlap = Literal["", "user_buffers", "asynchronous", "mc2"]
 """What tensor parallel traffic runs beside: products that take it in pieces, in TransformerEngine's user buffers, as
 PyTorch's asynchronous tensor parallelism, or in MindSpeed's fused operators (MC2). Empty: as `hides_sums` says."""
 
+RepeatedGroups = Literal["never", "fewer", "always"]
+"""Where key and value groups are repeated for every query head before context parallel ranks deal heads."""
+
 FusedProducts = Literal["", "none", "mc2"]
 """Of these what a strategy may choose; none: traffic runs beside no product. Empty: as the workload has it."""
 
@@ -80,6 +83,9 @@ class StackFacts(Noun):
     they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays whatever
     attention takes, beside each step's latency (0: a step, latency too, hides behind its part of the attention).
     split_attention_factor: attention to gathered keys over one kernel's, from four context parallel ranks on.
+    repeated_groups: where context parallel ranks deal heads, keys and values are repeated for every query head before:
+    never, so that the ranks must divide the groups; where a tensor parallel rank has `fewer` groups than ranks deal; or
+    always.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -110,6 +116,7 @@ class StackFacts(Noun):
     compiled: Flag = False
     open_ring_fraction: Annotated[float, or_zero(1.0)] = 0.0
     split_attention_factor: Factor = 1.0
+    repeated_groups: RepeatedGroups = "never"
     dispatcher: Dispatcher = ""
     graphs: Graphs = ""
     drops_tokens: Flag = False
@@ -255,14 +262,15 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "usual",
     ),
     "mindspeed-llm": (
-        StackFacts(hides_reduction=True),
+        StackFacts(hides_reduction=True, repeated_groups="fewer"),
         "MindSpeed-LLM v1.0.RC3: --overlap-grad-reduce and --overlap-param-gather as its scripts say, whose rows state "
         "them; fused attention, norm, rotation and SwiGLU are options of scripts; gradients are added apart "
-        "(modellink/arguments.py: gradient_accumulation_fusion stays off). Assumed: none of the sums that Megatron "
-        "core_r0.6 starts beside weight gradients hides, since published steps are longer still",
+        "(modellink/arguments.py: gradient_accumulation_fusion stays off). MindSpeed 1.0 to 26.1: groups are repeated "
+        "where fewer than ranks that deal (core/context_parallel, UlyssesContextAttention.forward). Assumed: none of "
+        "the sums that Megatron core_r0.6 starts beside weight gradients hides, since published steps are longer still",
     ),
     "mindspeed-mm": (
-        StackFacts(hides_reduction=True),
+        StackFacts(hides_reduction=True, repeated_groups="fewer"),
         "assumed, MindSpeed-MM 2.0 on Megatron-LM core_r0.8: as mindspeed-llm, whose operators it runs; its scripts "
         "say --overlap-grad-reduce and --overlap-param-gather",
     ),
