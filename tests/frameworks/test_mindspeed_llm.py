@@ -161,7 +161,6 @@ def test_chunks_and_context_are_spelt_its_way(script: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (LAYERS, "--schedules-method dualpipev", "another order of the pipeline"),
         (LAYERS, "--num-layer-list 5,7,7", "no number for each of 4 stages"),
         (LAYERS, "--num-layer-list 5,7,7,6", "layers"),
         (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leave no layers to the stages"),

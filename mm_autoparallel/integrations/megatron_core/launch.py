@@ -184,7 +184,9 @@ def patch_launch(
             f"{passed.where}: {flags.NUM_LAYERS} is {num_layers}, and the plan places "
             f"{sum(plan.layers.get(TEXT, ()))} decoder layers; give the script of the model that it was made for"
         )
-    decided = dialect.write(decide(plan, job, passed.number(flags.MTP, least=0) or 0, adapts=adapts))
+    decided = dialect.write(
+        decide(plan, job, passed.number(flags.MTP, least=0) or 0, adapts=adapts, allows=dialect.allows)
+    )
     kept = () if job or any(plan.modes.values()) else _keep_operators(passed, plan)
     values = {flag: words for flag, words in decided.values.items() if flag not in kept}
     values |= {flag: words for flag, words in decided.usual.items() if not before.has_flag(flag)}

@@ -18,7 +18,7 @@ from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
-from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts
+from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts, schedules
 from mm_autoparallel.integrations.mindspeed_llm.adapters import find_adapters
 from mm_autoparallel.model.job.strategy import Strategy
 
@@ -39,8 +39,6 @@ OVERLAPPED = "--moe-alltoall-overlap-comm"
 BESIDE_OVERLAPPED = ("--moe-permutation-async-comm", flags.GROUPED)
 """What the overlap of the exchange asks for (MindSpeed, docs/features/megatron_moe)."""
 REFUSED = {
-    "--schedules-method": "runs another order of the pipeline, which no plan says; take it out",
-    "--moe-fb-overlap": "runs forward and backward of two micro-batches together, which no plan says; take it out",
     "--recompute-in-bubble": "recomputes in idle time, which no plan says; take it out",
     "--recompute-in-advance": "recomputes ahead of time, which no plan says; take it out",
     "--adaptive-recompute-device-swap": "chooses what recomputes while it runs; take it out",
@@ -108,14 +106,14 @@ MARKS = frozenset(
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
         *("--mla-fa-without-pad", "--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
-        *deepspeed_experts.MARKS,
+        *(*deepspeed_experts.MARKS, *schedules.MARKS),
     }
 ) - {"--use-torch-fsdp2"}
 """Flags that Megatron-LM does not have: a script that passes one is MindSpeed-LLM's."""
 
 _SWITCHES = frozenset(
     {
-        *(EXTEND, PER_RANK, FUSED, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
+        *(EXTEND, PER_RANK, FUSED, *NOTED, "--recompute-in-bubble", "--recompute-in-advance"),
         *(
             "--use-fused-rmsnorm",
             "--use-fused-swiglu",
@@ -126,7 +124,7 @@ _SWITCHES = frozenset(
         *("--use-mcore-models", "--moe-permutation-async-comm", "--mla-fa-without-pad", "--tp-2d"),
         *("--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
         *("--use-nanopipe", "--use-nanopipe-swap", "--enable-zero3", deepspeed_experts.LEGACY),
-        *deepspeed_experts.SWITCHES,
+        *(*deepspeed_experts.SWITCHES, *schedules.SWITCHES),
     }
 ) - {"--moe-zero-memory"}
 
@@ -155,7 +153,8 @@ def read(passed: Passed) -> Passed:
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
     for flag, same in REPLACED.items():
         words |= {each: value for each, value in same.items() if passed.has(flag) and each not in words}
-    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed)) | dict(deepspeed_experts.read(passed))
+    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed))
+    words |= dict(deepspeed_experts.read(passed)) | dict(schedules.read(passed, layout))
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
         words |= {flags.EXPERT: (str(tp * ep),), flags.EXPERT_TENSOR: ("1",)}
@@ -227,8 +226,9 @@ def _count_layers(passed: Passed) -> list[int] | None:
     if not passed.has(NOOP):
         return None
     layers, each = passed.number(flags.NUM_LAYERS) or 0, passed.number(flags.LAYERS_PER_CHUNK)
-    held = each or layers // pp
-    if layers % (held * pp or 1) or not held:
+    stages = pp * (schedules.CHUNKS if schedules.is_v(passed) else 1)
+    held = each or layers // stages
+    if not held or layers % (held * stages):
         raise PlanError(f"{passed.where}: {layers} layers with {NOOP} are not dealt evenly to PP {pp}")
     counts = [held] * (layers // held)
     for index in _list_noops(passed):
@@ -286,21 +286,18 @@ def write(decided: Decided) -> Decided:
         raise PlanError(
             f"plan: tokens go by {dispatcher[0]}, and MindSpeed-LLM has alltoall; plan with that dispatcher"
         )
-    if strategy.overlap_all_to_all:
-        values |= _write_overlap(strategy)
+    beside = values.pop(flags.BATCH_OVERLAP, None) is not None
+    values |= {schedules.BESIDE: None} | (_write_overlap(strategy) if strategy.overlap_all_to_all else {})
+    values |= schedules.write_overlap(values, strategy) if beside else {}
     values = {flag: words for flag, words in values.items() if flag not in (flags.BACKEND, flags.DEEPEP)}
-    return replace(decided, values=_write_layers(values, decided) | dict.fromkeys((LAYER_LISTS, PER_RANK, EXTEND)))
+    values = schedules.write_schedule(_write_layers(values, decided), decided)
+    return replace(decided, values=values | dict.fromkeys((LAYER_LISTS, PER_RANK, EXTEND)))
 
 
 def _write_overlap(strategy: Strategy) -> dict[str, tuple[str, ...] | None]:
     """The exchange beside the shared expert, which MindSpeed does in smaller parts than Megatron-LM's own flag."""
-    if strategy.overlap_all_to_all == "none":
+    if strategy.overlap_all_to_all != "shared_experts":
         return {OVERLAPPED: None, flags.SHARED_OVERLAP: None}
-    if strategy.overlap_all_to_all == "micro_batches":
-        raise PlanError(
-            "plan: it hides the experts' exchange beside other micro-batches, which MindSpeed does by --moe-fb-overlap "
-            "in another order of the pipeline; plan with search.overlap_all_to_all [none, shared_experts]"
-        )
     if strategy.tp > 1:
         raise PlanError(
             f"plan: it hides the experts' exchange ({OVERLAPPED}) with TP {strategy.tp}, beside which MindSpeed asks "
@@ -338,7 +335,7 @@ def note(passed: Passed) -> tuple[str, ...]:
         for flag, what in OLD.items()
         if passed.has(flag)
     ]
-    return (*told, *of_old)
+    return (*told, *schedules.note(passed), *of_old)
 
 
 def _has_shared(passed: Passed) -> bool:
@@ -362,4 +359,5 @@ MINDSPEED = Dialect(
     old=frozenset(OLD),
     adapters=find_adapters,
     keeps_less=KEEPS_LESS,
+    allows=schedules.ALLOWS,
 )
