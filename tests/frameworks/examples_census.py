@@ -47,6 +47,10 @@ KNOWN = {
         "pretrain_llama32_3b_8k_ms.sh",
         "out-of-memory",
     ): "a peak of 58.6 GiB of 57.9 by PyTorch's count, and it trains by MindSpore",
+    (
+        "mindspore/deepseek3/pretrain_deepseek3_671b_4k_A3_ms.sh",
+        "out-of-memory",
+    ): "it passes no --moe-ffn-hidden-size, so that its experts are as wide as its dense layers",
     ("finetune_qwen3vl_235B.sh", "out-of-memory"): "one node of 16 devices, too few for 235B weights in FSDP",
 }
 """(end of the path, rule) → why a published file has such an error."""

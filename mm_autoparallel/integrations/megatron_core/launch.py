@@ -122,9 +122,8 @@ def describe_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> De
     script = dialect.open(path, given) if dialect.open else read_training(path)
     devices = find_world_size(script)
     spelt = read_passed(script, given.world_size or devices)
-    return replace(
-        describe_training(spelt, replace(given, world_size=given.world_size or devices), dialect), world_size=devices
-    )
+    described = describe_training(spelt, replace(given, world_size=given.world_size or devices), dialect)
+    return replace(described, world_size=devices, notes=(*described.notes, *script.doubts()))
 
 
 def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Plan:
