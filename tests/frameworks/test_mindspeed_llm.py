@@ -129,6 +129,22 @@ def test_groups_fewer_than_ranks_that_deal_heads_are_repeated(script: Path) -> N
     assert import_launch(script, device="ascend-910b-64g").estimate.plan == told.estimate.plan
 
 
+def test_layers_with_a_delta_rule_are_read_and_not_divided(script: Path) -> None:
+    """Qwen3-Next's specification: every fourth layer attends in full."""
+    delta = (
+        "--spec mindspeed_llm.tasks.models.spec.qwen3_next_spec layer_spec --full-attention-interval 4 "
+        "--linear-key-head-dim 64 --linear-num-key-heads 4 --linear-num-value-heads 8 --linear-value-head-dim 64"
+    )
+    script.write_text(SCRIPT.replace("--swap-attention", delta).replace("TP=2", "TP=1"))
+    layers = import_launch(script, device="ascend-910b-64g").job.model.text.layers
+    assert layers.delta
+    assert layers.delta.full_layers == (3, 7, 11, 15, 19, 23)
+    assert layers.output_gate
+    script.write_text(SCRIPT.replace("--swap-attention", delta))
+    with pytest.raises(PlannerError, match="layers with a delta rule run with 1 of each"):
+        import_launch(script, device="ascend-910b-64g")
+
+
 def test_experts_of_an_extended_group_are_whole(script: Path) -> None:
     """--moe-tp-extend-ep deals experts over TP x EP."""
     experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-tp-extend-ep --moe-router-topk 2 --moe-grouped-gemm"

@@ -124,15 +124,17 @@ _SWITCHES = frozenset(
         *("--use-mcore-models", "--moe-permutation-async-comm", "--mla-fa-without-pad", "--tp-2d"),
         *("--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
         *("--use-nanopipe", "--use-nanopipe-swap", "--enable-zero3", deepspeed_experts.LEGACY),
-        *(*deepspeed_experts.SWITCHES, *schedules.SWITCHES),
+        *(*deepspeed_experts.SWITCHES, *schedules.SWITCHES, "--shared-expert-gate"),
     }
 ) - {"--moe-zero-memory"}
+
+_SHARED_GATE = "--shared-expert-gate"
 
 _EVENLY = (flags.LAYERS_PER_CHUNK, flags.CHUNKS)
 """Flags that a layout says more than."""
 
 _SPECS = re.compile(r"mindspeed_llm\.(tasks\.models|core\.models)\.spec\.\w+")
-_OTHER_SPECS = ("mamba", "hybrid", "deepseek4", "next", "gemma", "longcat", "phi35", "minimax_m1")
+_OTHER_SPECS = ("mamba", "hybrid", "deepseek4", "gemma", "longcat", "phi35", "minimax_m1")
 """Parts of names of specifications whose layers are of several kinds or of another form."""
 
 
@@ -177,6 +179,8 @@ def _read_model(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     shared, width = passed.number("--n-shared-experts", least=0), passed.number("--moe-ffn-hidden-size")
     if shared and width and not passed.has("--moe-shared-expert-intermediate-size"):
         yield "--moe-shared-expert-intermediate-size", (str(shared * width),)
+    if passed.has(_SHARED_GATE):
+        yield "--moe-shared-expert-gate", ()
     text, layers = passed.text("--first-k-dense-replace"), passed.number(flags.NUM_LAYERS)
     dense = 0 if text == "-1" else passed.number("--first-k-dense-replace", least=0)
     if passed.text("--moe-layer-freq") == "-1":  # experts in every layer
