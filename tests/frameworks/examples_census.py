@@ -67,7 +67,7 @@ SIZES = {
     "qwen3-235b": find_model("qwen3-235b-a22b"),
     "qwen3-next": {"model_type": "qwen3_next"},
 }
-"""Folder of weights → the model there; Qwen3-Next's are the defaults of its class, 14B as examples/mcore/qwen3 of MindSpeed-LLM has it."""
+"""Folder of weights → the model there; 14B as examples/mcore/qwen3 of MindSpeed-LLM has it, Qwen3-Next as its class."""
 
 
 @dataclass

@@ -179,7 +179,8 @@ def test_chunks_and_context_are_spelt_its_way(script: Path) -> None:
     [
         (LAYERS, "--num-layer-list 5,7,7", "no number for each of 4 stages"),
         (LAYERS, "--num-layer-list 5,7,7,6", "layers"),
-        (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leave no layers to the stages"),
+        (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leaves no layers to the stages"),
+        (LAYERS, "--noop-layers 18,19,20,21,22,23", "virtual stage 3 of 4 without a layer; those"),
         (LAYERS, "--noop-layers 24", "names layer 24 of 24"),
         (LAYERS, "--noop-layers a", "numbers with commas between"),
         (LAYERS, "--spec mindspeed_llm.tasks.models.spec.mamba_spec layer_spec", "of another form"),

@@ -206,8 +206,13 @@ def _read_layers(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     """A layout where a list, lists or layers that do nothing say which stage holds what."""
     counts = _count_layers(passed)
     if counts is not None:
-        if not counts or 0 in counts:
-            raise PlanError(f"{passed.where}: {LAYER_LISTS} or {NOOP} leave {counts or 'no'} layers to the stages")
+        if not counts:
+            raise PlanError(f"{passed.where}: {LAYER_LISTS} leaves no layers to the stages")
+        if 0 in counts:
+            raise PlanError(
+                f"{passed.where}: {NOOP} leaves virtual stage {counts.index(0)} of {len(counts)} without a layer; those "
+                "with an embedding or a loss alone are not planned"
+            )
         yield flags.LAYOUT, (format_layout(counts, passed.number(flags.MTP, least=0) or 0),)
 
 
