@@ -98,7 +98,8 @@ def find_branches(text: str, assigned: Sequence[Assignment]) -> Branches:
             elif look.unset:
                 names = ", ".join(f"${name}" for name in dict.fromkeys(look.unset))
                 found.doubts.append((one.start, f"nobody sets {names} before, and that is read as empty"))
-    for group in () if _TAKES.search(text) else _GROUP.finditer(text):
+    starts = ".py" in text and not _TAKES.search(text)  # else it may be there for others to take in
+    for group in _GROUP.finditer(text) if starts else ():
         start, end = group.span("held")
         if _FLAG.search(text, start, end) and not found.is_dead(start) and not _is_used(text, group["name"]):
             found.dead.append((start, end))

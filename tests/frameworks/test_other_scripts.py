@@ -26,7 +26,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
 """
 BEHIND = """LAUNCHER="deepspeed --num_gpus 8"
 SIZES="--nproc_per_node 8 --nnodes 1"
-CMD="$LAUNCHER pretrain_gpt.py FLAGS"
+CMD="$LAUNCHER $SIZES pretrain_gpt.py FLAGS"
 $CMD
 """
 

@@ -210,8 +210,8 @@ def _read_layers(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
             raise PlanError(f"{passed.where}: {LAYER_LISTS} leaves no layers to the stages")
         if 0 in counts:
             raise PlanError(
-                f"{passed.where}: {NOOP} leaves virtual stage {counts.index(0)} of {len(counts)} without a layer; those "
-                "with an embedding or a loss alone are not planned"
+                f"{passed.where}: {NOOP} leaves virtual stage {counts.index(0)} of {len(counts)} without a layer; "
+                "those with an embedding or a loss alone are not planned"
             )
         yield flags.LAYOUT, (format_layout(counts, passed.number(flags.MTP, least=0) or 0),)
 
