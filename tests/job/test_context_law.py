@@ -19,6 +19,7 @@ from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.search.space import list_entries
 
 TORCH = {"stack": "transformers"}
+FEWER: dict[str, Any] = {"stack": "mindspeed", "facts": {"repeated_groups": "fewer"}}
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
 
 
@@ -86,9 +87,9 @@ def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
         ),
         (16, "all_gather", 1, {"stack": "mindspeed"}, None),
         (16, "ring", 1, {"stack": "mindspeed"}, None),
-        (16, "all_to_all", 1, {"stack": "mindspeed"}, None),  # 8 groups are repeated for 32 heads
-        (4, "all_to_all", 4, {"stack": "mindspeed"}, None),  # two groups of each of four ranks, fewer than CP 4
-        (32, "hierarchical", 1, {"stack": "mindspeed", "dealing_ranks": 16}, None),
+        (16, "all_to_all", 1, FEWER, None),  # 8 groups are repeated for 32 heads
+        (4, "all_to_all", 4, FEWER, None),  # two groups of each of four ranks, fewer than CP 4
+        (32, "hierarchical", 1, FEWER | {"dealing_ranks": 16}, None),
         (
             3,
             "all_to_all",
@@ -97,7 +98,7 @@ def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
             "CP 3 by all_to_all deals whole heads, and TP 1 x CP 3 does not divide the attention heads",
         ),
         (16, "all_to_all", 1, {"facts": {"repeated_groups": "always"}}, None),
-        (16, "all_to_all", 1, {"stack": "mindspeed", "facts": {"repeated_groups": "never"}}, "CP 16 by all_to_all"),
+        (16, "all_to_all", 1, {"stack": "mindspeed"}, "CP 16 by all_to_all"),
     ],
 )
 def test_what_each_kind_asks_for(cp: int, kind: str, tp: int, workload: dict[str, Any], words: str | None) -> None:

@@ -29,6 +29,9 @@ KEYS = 2 * 65536 // 16 * 2 * 8 * 128
 """Bytes of keys and values of one of sixteen ranks."""
 
 
+FEWER: dict[str, object] = {"stack": "mindspeed", "facts": {"repeated_groups": "fewer"}}
+
+
 def cost_of(kind: ContextParallel, **workload: object) -> tuple[BlockCost, Share, Rates]:
     strategy = Strategy(pp=1, tp=1, dp=1, mbs=1, cp=16, cp_kind=kind)
     told = Workload.model_validate({"global_batch_size": 32, "seq_length": 65536} | workload)
@@ -53,11 +56,11 @@ def test_each_kind_sends_what_it_must() -> None:
 
 def test_groups_fewer_than_ranks_that_deal_are_repeated_for_every_head() -> None:
     """MindSpeed's: 8 groups of 32 heads among 16 ranks, so that four times the keys and values travel and stay."""
-    (plain, one, rates), (cost, share, _) = cost_of("all_to_all"), cost_of("all_to_all", stack="mindspeed")
+    (plain, one, rates), (cost, share, _) = cost_of("all_to_all"), cost_of("all_to_all", **FEWER)
     heads = 2 * 4096 * 4096 * 2
     assert attention_of(share) == (0, 0, heads + 4 * KEYS)
-    assert attention_of(cost_of("hierarchical", stack="mindspeed", dealing_ranks=4)[1]) == (KEYS, 0, heads + KEYS)
-    far = cost_of("hierarchical", stack="mindspeed", dealing_ranks=16)[1]  # a rank has then two groups in eight
+    assert attention_of(cost_of("hierarchical", **FEWER, dealing_ranks=4)[1]) == (KEYS, 0, heads + KEYS)
+    far = cost_of("hierarchical", **FEWER, dealing_ranks=16)[1]  # a rank has then two groups in eight
     assert attention_of(far) == (0, 0, heads + 4 * KEYS)
     kept = [list_operators(LAYER, TEXT, each) for each in (share, replace(share, facts=_never(share)))]
     assert kept[0].kept_bytes(True) - kept[1].kept_bytes(True) == 3 * KEYS

@@ -262,15 +262,14 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "usual",
     ),
     "mindspeed-llm": (
-        StackFacts(hides_reduction=True, repeated_groups="fewer"),
+        StackFacts(hides_reduction=True),
         "MindSpeed-LLM v1.0.RC3: --overlap-grad-reduce and --overlap-param-gather as its scripts say, whose rows state "
         "them; fused attention, norm, rotation and SwiGLU are options of scripts; gradients are added apart "
-        "(modellink/arguments.py: gradient_accumulation_fusion stays off). MindSpeed 1.0 to 26.1: groups are repeated "
-        "where fewer than ranks that deal (core/context_parallel, UlyssesContextAttention.forward). Assumed: none of "
-        "the sums that Megatron core_r0.6 starts beside weight gradients hides, since published steps are longer still",
+        "(modellink/arguments.py: gradient_accumulation_fusion stays off). Assumed: none of the sums that Megatron "
+        "core_r0.6 starts beside weight gradients hides, since published steps are longer still",
     ),
     "mindspeed-mm": (
-        StackFacts(hides_reduction=True, repeated_groups="fewer"),
+        StackFacts(hides_reduction=True),
         "assumed, MindSpeed-MM 2.0 on Megatron-LM core_r0.8: as mindspeed-llm, whose operators it runs; its scripts "
         "say --overlap-grad-reduce and --overlap-param-gather",
     ),
