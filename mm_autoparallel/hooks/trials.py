@@ -104,7 +104,7 @@ class Trials:
         is_whole = cut is candidate.plan
         try:
             job = self.job if is_whole else self._job_of(cut)
-            decided = self.training.dialect.write(decide(cut, job))
+            decided = self.training.dialect.write(decide(cut, job, allows=self.training.dialect.allows))
         except (PlanError, JobError) as error:
             say(f"{name}: it is not trained, since {error}")
             return candidate

@@ -9,6 +9,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.integrations.framework import Framework, LaunchKind, LiveModels
+from mm_autoparallel.integrations.other_trainers import name_trainer
 from mm_autoparallel.model.readers import registry
 from mm_autoparallel.model.readers.model_file import find_form
 from mm_autoparallel.model.readers.model_form import ModelForm
@@ -32,6 +33,9 @@ def find_launch(path: Path) -> LaunchKind:
     """The kind of launch that the file at `path` is. Raises JobError where it is none that is known."""
     offers = registry.list_offers("launches", LaunchKind)
     found = registry.find_offer(offers, path, str(path))
+    other = name_trainer(path) if not found or found.given.asked_last else ""
+    if other:
+        raise JobError(f"launch script {path}: {other}")
     if found:
         return found.given
     kinds = sorted((offer.given for offer in offers), key=lambda kind: kind.asked_last)

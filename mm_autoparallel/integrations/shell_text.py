@@ -1,8 +1,9 @@
 """A launch script as text: which flags it passes, what their values come to, and edits that touch nothing else.
 
 Understood is what launch scripts of Megatron's kind are made of: `NAME=value` lines, `$NAME`, `$((arithmetic))` and
-flags anywhere outside comments. Nothing is executed; what only the machine knows (`$(cat hostfile | wc -l)`, `$1`) has
-no value here. Every look takes time in proportion to the text, and what a person writes is far below the limits here.
+flags anywhere outside comments and what does not run (shell_branches.py). Nothing is executed; what only the machine
+knows (`$(cat hostfile | wc -l)`, `$1`) has no value here. Every look takes time in proportion to the text, and what a
+person writes is far below the limits here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.shell_arithmetic import calculate
+from mm_autoparallel.integrations.shell_branches import Assignment, Branches, find_branches
 
 _ARITHMETIC = r"\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)"
 _BRACED = r"\$\{[^}\n]{0,200}\}"
@@ -43,7 +45,7 @@ _COMMENT = re.compile(r"^[ \t]*#[^\n]*|[ \t]#[^\"'\n]*", re.MULTILINE)
 """A line of its own, or what follows a blank on a line: until a quote, which may have begun before."""
 
 _ASSIGNMENT = re.compile(
-    r"(?:^|;|&&)[ \t]*(?:export[ \t]+|readonly[ \t]+|local[ \t]+)?"
+    r"(?:^|;|&&|\bthen\b|\belse\b)[ \t]*(?:export[ \t]+|readonly[ \t]+|local[ \t]+)?"
     rf"(?P<name>[A-Za-z_]\w*)=(?P<value>{_WORD})(?=[\s;]|$)",
     re.MULTILINE,
 )
@@ -296,13 +298,22 @@ class LaunchScript:
             pending += [word.text for name in found for word in self.assignments(name) if "$" in word.text]
         return {name for name in names if self.assignments(name)}
 
+    def doubts(self) -> list[str]:
+        """What decides which flags it passes, and is told as where its caller sets nothing, or not at all."""
+        return [f"line {self.line(at)}: {doubt}" for at, doubt in sorted(self._branches.doubts)]
+
     @cached_property
     def _assigned(self) -> dict[str, list[Word]]:
         found: dict[str, list[Word]] = {}
         for match in _ASSIGNMENT.finditer(self.text):
-            if not self._is_comment(match.start()):
+            if not self._is_left_out(match.start("value")):
                 found.setdefault(match["name"], []).append(_unquote(match, "value"))
         return found
+
+    @cached_property
+    def _branches(self) -> Branches:
+        found = (match for match in _ASSIGNMENT.finditer(self.text) if not self._is_comment(match.start()))
+        return find_branches(self.text, [Assignment(one["name"], one["value"], one.start("value")) for one in found])
 
     @cached_property
     def _comments(self) -> tuple[list[int], list[int]]:
@@ -315,6 +326,10 @@ class LaunchScript:
         before = bisect_left(starts, index)
         return before > 0 and index <= ends[before - 1]
 
+    def _is_left_out(self, index: int) -> bool:
+        """Whether it stands in a comment, or in what does not run."""
+        return self._is_comment(index) or self._branches.is_dead(index)
+
     def _passed(self, flag: str) -> list[re.Match[str]]:
         """Every place of `flag`, with a value or without. Raises JobError where they are too many to be meant."""
         found = list(self.find(_flag_pattern(flag)))
@@ -326,9 +341,9 @@ class LaunchScript:
         return found
 
     def find(self, pattern: str) -> Iterator[re.Match[str]]:
-        """Matches outside comments."""
+        """Matches outside comments and outside what does not run."""
         for match in re.compile(pattern, re.MULTILINE).finditer(self.text):
-            if not self._is_comment(match.start()):
+            if not self._is_left_out(match.start()):
                 yield match
 
 

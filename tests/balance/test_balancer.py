@@ -186,7 +186,7 @@ def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
         (CHAIN, {"micro_batches": 2.5}, "micro_batches is 2.5"),
         (CHAIN, {"token_cap": 0}, "token_cap is 0"),
         (CHAIN, {"micro_batches": None}, "global_batch_size is missing"),
-        (CHAIN | {"schedule": "dualpipev"}, {}, "schedule is dualpipev"),
+        (CHAIN | {"schedule": "seq_1f1b_2"}, {}, "schedule is seq_1f1b_2"),
         (CHAIN | {"layout": {"kind": "disaggregated"}}, {}, "layout is disaggregated"),
         (FREE, {"micro_batches": 3}, "does not run 3 micro-batches"),
         ({"parallel_config": {"PP": 2}}, {}, "parallel_config.TP is missing"),

@@ -12,6 +12,7 @@ where an error is found in what is read that is not in KNOWN, or a refusal names
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
@@ -33,6 +34,9 @@ from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.launch_script import read_launch_script
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
+from mm_autoparallel.measurements.models import find_model, llama_model
 
 DEVICES = {"Megatron-LM": "h100-80g"}
 ASCEND = "ascend-910b-64g"
@@ -47,9 +51,23 @@ KNOWN = {
         "pretrain_llama32_3b_8k_ms.sh",
         "out-of-memory",
     ): "a peak of 58.6 GiB of 57.9 by PyTorch's count, and it trains by MindSpore",
+    (
+        "mindspore/deepseek3/pretrain_deepseek3_671b_4k_A3_ms.sh",
+        "out-of-memory",
+    ): "it passes no --moe-ffn-hidden-size, so that its experts are as wide as its dense layers",
+    ("pretrain_qwen3_30b_4k_fsdp2_A5.yaml", "out-of-memory"): "for Ascend A5, whose devices hold more than 64 GB",
     ("finetune_qwen3vl_235B.sh", "out-of-memory"): "one node of 16 devices, too few for 235B weights in FSDP",
 }
 """(end of the path, rule) → why a published file has such an error."""
+SIZES = {
+    "qwen3-8b": find_model("qwen3-8b"),
+    "qwen3-14b": llama_model(40, 5120, 17408, 40, 8, 151936, head_dim=128, qk_norm="head"),
+    "qwen3-32b": find_model("qwen3-32b"),
+    "qwen3-30b-a3b": find_model("qwen3-30b-a3b"),
+    "qwen3-235b": find_model("qwen3-235b-a22b"),
+    "qwen3-next": {"model_type": "qwen3_next"},
+}
+"""Folder of weights → the model there; 14B as examples/mcore/qwen3 of MindSpeed-LLM has it, Qwen3-Next as its class."""
 
 
 @dataclass
@@ -91,10 +109,33 @@ def give(path: Path, name: str, kind: LaunchKind) -> Sequence[Given]:
         except PlannerError:
             world_size = WORLD_SIZE  # what cannot be read is told then
         return [Given(world_size=world_size), Given(world_size=world_size, vocab_size=TOKENS)]
-    config, (nodes, per_node) = find_config(path), kind.find_devices(path)
-    world_size = nodes * per_node if nodes and per_node else WORLD_SIZE
+    config, (nodes, per_node) = find_config(path) or config_of(path), kind.find_devices(path)
+    world_size = nodes * per_node if nodes and per_node else said_devices(path)
     several = [Given(world_size=world_size), Given(world_size=world_size, image_tokens=IMAGE_TOKENS)]
     return [*several, Given(config, world_size=world_size, image_tokens=IMAGE_TOKENS)] if config else several
+
+
+def said_devices(path: Path) -> int:
+    """Those that the YAML of MindSpeed-LLM's trainer asks for; of what says none, WORLD_SIZE."""
+    try:
+        trainer = read_trainer(path) if path.suffix == ".yaml" else None
+    except PlannerError:
+        return WORLD_SIZE
+    return trainer.shard if trainer and trainer.layout.of_llm else WORLD_SIZE
+
+
+def config_of(path: Path) -> Path | None:
+    """A file of the model that a trainer's YAML names by a folder of weights, where its sizes are known."""
+    try:
+        model = read_trainer(read_trainer_launch(path).yaml_path).section("model")
+        folder = Path(model.text("model_name_or_path", "")).name.lower()
+    except PlannerError:
+        return None
+    if folder not in SIZES:
+        return None
+    config = path.with_suffix(".model.json")
+    config.write_text(json.dumps(SIZES[folder]), encoding="utf-8")
+    return config
 
 
 def look_at(code: Code, path: Path, entry: str, found: Found, told: bool) -> None:

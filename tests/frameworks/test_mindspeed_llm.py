@@ -113,6 +113,38 @@ def test_context_parallel_algorithms(flags: str, kind: str, script: Path) -> Non
     assert found.estimate.plan.strategy.context_kind(found.job.workload) == kind
 
 
+def test_groups_fewer_than_ranks_that_deal_heads_are_repeated(script: Path) -> None:
+    """The flag says what MindSpeed does without it; a rank's one group of four heads is then four."""
+    ulysses = "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+    few = SCRIPT.replace("--vocab-size", "--group-query-attention --num-query-groups 2 --vocab-size")
+    script.write_text(few.replace("--swap-attention", ulysses))
+    plain = import_launch(script, device="ascend-910b-64g")
+    assert plain.job.workload.known_facts.repeated_groups == "fewer"
+    script.write_text(few.replace("--swap-attention", f"{ulysses} --kv-head-repeat-before-uly-alltoall"))
+    told = import_launch(script, device="ascend-910b-64g")
+    assert (told.job, told.estimate.step_ms) == (plain.job, plain.estimate.step_ms)
+    assert any(note.startswith("--kv-head-repeat-before-uly-alltoall is on without it too") for note in told.notes)
+    export_plan(told.estimate.plan, told.job, "mindspeed-llm", into=(script,))
+    assert ulysses.split()[-1] in script.read_text()
+    assert import_launch(script, device="ascend-910b-64g").estimate.plan == told.estimate.plan
+
+
+def test_layers_with_a_delta_rule_are_read_and_not_divided(script: Path) -> None:
+    """Qwen3-Next's specification: every fourth layer attends in full."""
+    delta = (
+        "--spec mindspeed_llm.tasks.models.spec.qwen3_next_spec layer_spec --full-attention-interval 4 "
+        "--linear-key-head-dim 64 --linear-num-key-heads 4 --linear-num-value-heads 8 --linear-value-head-dim 64"
+    )
+    script.write_text(SCRIPT.replace("--swap-attention", delta).replace("TP=2", "TP=1"))
+    layers = import_launch(script, device="ascend-910b-64g").job.model.text.layers
+    assert layers.delta
+    assert layers.delta.full_layers == (3, 7, 11, 15, 19, 23)
+    assert layers.output_gate
+    script.write_text(SCRIPT.replace("--swap-attention", delta))
+    with pytest.raises(PlannerError, match="layers with a delta rule run with 1 of each"):
+        import_launch(script, device="ascend-910b-64g")
+
+
 def test_experts_of_an_extended_group_are_whole(script: Path) -> None:
     """--moe-tp-extend-ep deals experts over TP x EP."""
     experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-tp-extend-ep --moe-router-topk 2 --moe-grouped-gemm"
@@ -145,10 +177,10 @@ def test_chunks_and_context_are_spelt_its_way(script: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (LAYERS, "--schedules-method dualpipev", "another order of the pipeline"),
         (LAYERS, "--num-layer-list 5,7,7", "no number for each of 4 stages"),
         (LAYERS, "--num-layer-list 5,7,7,6", "layers"),
-        (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leave no layers to the stages"),
+        (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leaves no layers to the stages"),
+        (LAYERS, "--noop-layers 18,19,20,21,22,23", "virtual stage 3 of 4 without a layer; those"),
         (LAYERS, "--noop-layers 24", "names layer 24 of 24"),
         (LAYERS, "--noop-layers a", "numbers with commas between"),
         (LAYERS, "--spec mindspeed_llm.tasks.models.spec.mamba_spec layer_spec", "of another form"),

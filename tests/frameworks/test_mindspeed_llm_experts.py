@@ -84,7 +84,8 @@ def test_every_other_layer_has_experts_from_the_second_on(tmp_path: Path) -> Non
 def test_sequences_are_shared_by_heads_where_nothing_is_said(tmp_path: Path) -> None:
     """The default of releases that have this layer; of those that have it no more, it is the ring."""
     context = "--context-parallel-size 2"
-    assert found(tmp_path, context).job.workload.context_parallel == "all_to_all"
+    workload = found(tmp_path, context).job.workload
+    assert (workload.context_parallel, workload.known_facts.repeated_groups) == ("all_to_all", "always")
     ring = found(tmp_path, f"{context} --context-parallel-algo megatron_cp_algo").job.workload
     assert ring.context_parallel == "ring"
 

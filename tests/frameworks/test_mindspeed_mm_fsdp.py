@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_autoparallel.api.imported import import_launch
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.described import Described
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import describe
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch, starts_trainer
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import (
@@ -377,11 +376,3 @@ def test_byte_order_marks_stay_where_they_are(script: Path, tmp_path: Path, mark
     text = written.read_text()
     assert text.startswith(marks + "# A YAML")
     assert text.count("\ufeff") == len(marks)
-
-
-def test_yamls_of_mindspeed_llm_are_refused_by_name(tmp_path: Path) -> None:
-    """Which have the same sections, and other keys in them."""
-    path = tmp_path / "pretrain_qwen3_8b.yaml"
-    path.write_text("model: {model_id: qwen3}\nparallel: {fsdp_size: 8, tp_size: 1}\ntraining: {stage: pt}\ndata: {}\n")
-    with pytest.raises(JobError, match=r"parallel\.fsdp_size is a key of MindSpeed-LLM's FSDP trainer"):
-        import_launch(path, framework="mindspeed-mm-fsdp", device="ascend-910b-64g", given=Given(CONFIG, world_size=8))

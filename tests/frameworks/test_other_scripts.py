@@ -8,7 +8,8 @@ import pytest
 
 from mm_autoparallel.api.imported import import_launch
 from mm_autoparallel.api.linted import lint_files
-from mm_autoparallel.errors import PlanError
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.integrations.other_trainers import name_trainer
 
 FLAGS = (
     "--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
@@ -26,7 +27,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
 """
 BEHIND = """LAUNCHER="deepspeed --num_gpus 8"
 SIZES="--nproc_per_node 8 --nnodes 1"
-CMD="$LAUNCHER pretrain_gpt.py FLAGS"
+CMD="$LAUNCHER $SIZES pretrain_gpt.py FLAGS"
 $CMD
 """
 
@@ -81,3 +82,26 @@ def test_flags_that_a_fork_added_are_named(tmp_path: Path) -> None:
     assert told.startswith("--attention-head-type, --use-alibi-mask: no release of Megatron-LM")
     found = [one for one in lint_files([path], framework="megatron-core").findings if one.rule.key == "unknown-flag"]
     assert [one.message.split(" ")[0] for one in found] == ["--attention-head-type", "--use-alibi-mask"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "NPROC_PER_NODE=8 \\\nmegatron sft \\\n  --model Qwen/Qwen3-8B\n",
+            r"line 2: it starts `megatron sft`, ms-swift's",
+        ),
+        ("# megatron pt\nswift  rlhf --rlhf_type dpo\n", r"line 2: it starts `swift rlhf`, ms-swift's command"),
+        (
+            'source "${SCRIPT_DIR}/models/glm4-9B.sh"\nray job submit -- python3 train.py ${MODEL_ARGS[@]}\n',
+            r"line 1: it takes its model from \$\{SCRIPT_DIR\}/models/glm4-9B.sh, as slime's scripts do",
+        ),
+    ],
+)
+def test_trainers_that_are_not_read_are_called_by_name(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(text)
+    with pytest.raises(JobError, match=told):
+        import_launch(path, device="h100-80g")
+    path.write_text("echo megatron-sft swift.sh\n")
+    assert name_trainer(path) == ""

@@ -192,7 +192,7 @@ def test_its_launch_is_planned(
     assert read_job(Path("planned/job.json")).cluster.num_devices == 2
     assert "the script's own plan: it names none" in capsys.readouterr().out
     Path("notes.txt").touch()
-    with pytest.raises(JobError, match=r"known are a launch of TinyTrainer \(.launch\), .*script of its FSDP"):
+    with pytest.raises(JobError, match=r"known are a launch of TinyTrainer \(.launch\), .*FSDP trainer"):
         find_launch(Path("notes.txt"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.context_law import repeats_groups
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -18,6 +19,7 @@ from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.search.space import list_entries
 
 TORCH = {"stack": "transformers"}
+FEWER: dict[str, Any] = {"stack": "mindspeed", "facts": {"repeated_groups": "fewer"}}
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
 
 
@@ -85,6 +87,18 @@ def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
         ),
         (16, "all_gather", 1, {"stack": "mindspeed"}, None),
         (16, "ring", 1, {"stack": "mindspeed"}, None),
+        (16, "all_to_all", 1, FEWER, None),  # 8 groups are repeated for 32 heads
+        (4, "all_to_all", 4, FEWER, None),  # two groups of each of four ranks, fewer than CP 4
+        (32, "hierarchical", 1, FEWER | {"dealing_ranks": 16}, None),
+        (
+            3,
+            "all_to_all",
+            1,
+            {"stack": "mindspeed", "seq_length": 49152, "facts": {"repeated_groups": "always"}},
+            "CP 3 by all_to_all deals whole heads, and TP 1 x CP 3 does not divide the attention heads",
+        ),
+        (16, "all_to_all", 1, {"facts": {"repeated_groups": "always"}}, None),
+        (16, "all_to_all", 1, {"stack": "mindspeed"}, "CP 16 by all_to_all"),
     ],
 )
 def test_what_each_kind_asks_for(cp: int, kind: str, tp: int, workload: dict[str, Any], words: str | None) -> None:
@@ -113,6 +127,13 @@ def test_ranks_that_deal_heads_are_those_of_a_node_unless_the_workload_says() ->
     assert strategy.dealing_ranks(workload, 8) == 4
     assert strategy.dealing_ranks(workload.model_copy(update={"dealing_ranks": 2}), 8) == 2
     assert strategy.dealing_ranks(workload, 64) == 16
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("never", False), ("fewer", False), ("always", True)])
+def test_groups_that_cannot_be_dealt_evenly_are_repeated_only_always(kind: str, expected: bool) -> None:
+    """Of eight groups, six ranks would each deal one and a third, which fewer ranks than groups do not repeat."""
+    assert repeats_groups(kind, 8, 6) is expected  # type: ignore[arg-type]
+    assert repeats_groups(kind, 4, 6) is (kind != "never")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,17 @@ def make_job(model: Model, **search: Any) -> Job:
     )
 
 
+@pytest.mark.parametrize("size", ["tp", "cp"])
+def test_mindspeed_llm_divides_no_layers_with_a_memory(size: str) -> None:
+    model = read(load(DENSE))
+    strategy = Strategy(**{"pp": 1, "tp": 1, "dp": 8, "mbs": 1, "cp": 1, size: 2})
+    plain = make_job(model)
+    workloads = [plain.workload.model_copy(update={"stack": stack}) for stack in ("megatron-te", "mindspeed")]
+    found = [unlawful_reason(plain.model, plain.cluster, each, strategy) for each in workloads]
+    assert found[0] is None
+    assert "MindSpeed-LLM's layers with a delta rule run with 1 of each" in str(found[1])
+
+
 def test_three_of_four_layers_have_a_memory_of_their_own() -> None:
     model = read(load(EXPERTS))
     layers = [block for block in expand(model).blocks if block.modality == "text" and block.role == "layer"]

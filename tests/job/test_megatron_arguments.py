@@ -89,6 +89,41 @@ def test_moonlight_has_16_billion() -> None:
     assert read(MOONLIGHT).text.layers.experts.dense_layers == (0,)  # type: ignore[union-attr]
 
 
+def test_qwen3_next_is_that_of_its_config() -> None:
+    """MindSpeed-LLM's flags for it (examples/mcore/qwen3_next), but for the vocabulary's padding."""
+    flags = {
+        "num_layers": 48,
+        "hidden_size": 2048,
+        "ffn_hidden_size": 5632,
+        "num_attention_heads": 16,
+        "group_query_attention": True,
+        "num_query_groups": 2,
+        "kv_channels": 256,
+        "qk_layernorm": True,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts": 512,
+        "moe_router_topk": 10,
+        "moe_ffn_hidden_size": 512,
+        "moe_shared_expert_intermediate_size": 512,
+        "moe_shared_expert_gate": True,
+        "swiglu": True,
+        "normalization": "RMSNorm",
+        "disable_bias_linear": True,
+        "vocab_size": 151936,
+        "position_embedding_type": "rope",
+        "untie_embeddings_and_output_weights": True,
+        "make_vocab_size_divisible_by": 1,
+    }
+    found = read_megatron_arguments(Section(flags, Path("arguments")))
+    same = read_huggingface(Section({"model_type": "qwen3_next"}, Path("config.json")))
+    assert count_chain_parameters(expand(found)) == count_chain_parameters(expand(same)) == 79_674_391_296
+    assert found.text.layers.delta == same.text.layers.delta
+
+
 def test_bert_by_hand() -> None:
     """Devlin et al. 2018's sizes with Megatron's norms: 24 layers of 1024, 512 positions, two token types."""
     sizes = GPT_345M | {"--seq-length": 512, "--max-position-embeddings": 512, "--vocab-size": 30522}

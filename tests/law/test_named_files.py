@@ -26,7 +26,7 @@ OF_OTHERS = {
     *("pretrain_bert.py", "pretrain_gpt.py"),
     *("qwen2vl_vit_model.py", "qwen35_config.py", "sapp_solver.py", "schedules.py", "trainer.py"),
     *("transformers_model.py", "vision_transformer_block.py", "vlm_model.py"),
-    *("finetune_qwen35_vl.py", "run_recipe.py"),
+    *("finetune_qwen35_vl.py", "run_recipe.py", "train_fsdp2.py", "ulysses_cp_attention.py"),
     *("megatron_mimo_builder.py", "megatron_mimo_config.py", "megatron_mimo_provider.py"),
 }
 """Files of other projects that are named as ours could be; those in folders that we do not have need no entry."""

@@ -11,6 +11,7 @@ from mm_autoparallel.model.blocks.tokens import TokenCounts
 from mm_autoparallel.model.costs.held_once import count_communicators
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.stacks import StackFacts
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import ContextParallel, Workload
 from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
@@ -26,6 +27,9 @@ TEXT = TokenCounts(65536, 65536, 65536, num_spans=1)
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
 KEYS = 2 * 65536 // 16 * 2 * 8 * 128
 """Bytes of keys and values of one of sixteen ranks."""
+
+
+FEWER: dict[str, object] = {"stack": "mindspeed", "facts": {"repeated_groups": "fewer"}}
 
 
 def cost_of(kind: ContextParallel, **workload: object) -> tuple[BlockCost, Share, Rates]:
@@ -48,6 +52,33 @@ def test_each_kind_sends_what_it_must() -> None:
     assert attention_of(cost_of("all_gather")[1]) == (0, 16 * KEYS, 0)
     assert attention_of(cost_of("all_to_all")[1]) == (0, 0, heads)
     assert attention_of(cost_of("hierarchical")[1]) == (KEYS, 0, heads)
+
+
+def test_groups_fewer_than_ranks_that_deal_are_repeated_for_every_head() -> None:
+    """MindSpeed's: 8 groups of 32 heads among 16 ranks, so that four times the keys and values travel and stay."""
+    (plain, one, rates), (cost, share, _) = cost_of("all_to_all"), cost_of("all_to_all", **FEWER)
+    heads = 2 * 4096 * 4096 * 2
+    assert attention_of(share) == (0, 0, heads + 4 * KEYS)
+    assert attention_of(cost_of("hierarchical", **FEWER, dealing_ranks=4)[1]) == (KEYS, 0, heads + KEYS)
+    far = cost_of("hierarchical", **FEWER, dealing_ranks=16)[1]  # a rank has then two groups in eight
+    assert attention_of(far) == (0, 0, heads + 4 * KEYS)
+    kept = [list_operators(LAYER, TEXT, each) for each in (share, replace(share, facts=_never(share)))]
+    assert kept[0].kept_bytes(True) - kept[1].kept_bytes(True) == 3 * KEYS
+    held = [next(p.size_bytes for p in each.forward_only if "query, key and value" in p.moment) for each in kept]
+    assert held[0] - held[1] == 4 * KEYS + 4 * KEYS - KEYS
+    (stream,) = [each for each in kept[0].streams if "repeated" in each.name]
+    assert stream.forward_bytes == stream.backward_bytes == 5 * KEYS
+    assert {one.facts.repeated_groups, share.facts.repeated_groups} == {"never", "fewer"}
+    whole, divided = (
+        estimate_block(BLOCK, TEXT, each, rates, 4.0) for each in (share, replace(share, facts=_never(share)))
+    )
+    more_ms = rates.cp_group.all_to_all_ms(heads + 4 * KEYS) - rates.cp_group.all_to_all_ms(heads + KEYS)
+    assert whole.forward_ms - divided.forward_ms > more_ms
+    assert cost.activation_bytes > plain.activation_bytes
+
+
+def _never(share: Share) -> StackFacts:
+    return share.facts.model_copy(update={"repeated_groups": "never"})
 
 
 def test_gathered_keys_wait_in_the_open_and_their_gradients_are_summed() -> None:

@@ -102,6 +102,8 @@ class TestExchanges:
         covered = min(exchange_ms, backward_ms - exchange_ms), min(exchange_ms, bare.forward_ms - exchange_ms)
         assert bare.forward_ms - hidden.forward_ms == pytest.approx(covered[0])
         assert bare.backward_input_ms - hidden.backward_input_ms == pytest.approx(covered[1])
+        assert bare.recompute_ms is None
+        assert hidden.recompute_ms == pytest.approx(bare.forward_ms)  # a layer that runs once more runs by itself
 
     def test_nothing_changes_where_nothing_is_sent(self) -> None:
         for kind in ("shared_experts", "micro_batches"):

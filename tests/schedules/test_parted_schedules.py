@@ -28,6 +28,8 @@ GOLDEN = {
     ("v_half", 2, 2, 2, 1): "0F0 0F1 1F0 1F1 0I1 0W1 0I0 0W0 1I1 1W1 1I0 1W0",
     ("dualpipev", 2, 2, 4, 0): "0F0 1F0 2F0 0F1 0I1 0W1 1F1 (3F0;1B1) (2F1;0B0) 2B1 (3F1;1B0) 3B1 2I0 2W0 3I0 3W0",
     ("dualpipev", 2, 2, 4, 1): "0F0 0F1 1F0 1F1 2F0 0B1 (2F1;0B0) (3F0;1B1) (3F1;1B0) 2B1 2B0 3I1 3I0 3W1 3W0",
+    ("dualpipev_whole", 2, 2, 4, 0): "0F0 1F0 2F0 0F1 0I1 0W1 1F1 (3F0;1B1) (2F1;0B0) 2B1 (3F1;1B0) 3B1 2B0 3B0",
+    ("dualpipev_whole", 2, 2, 4, 1): "0F0 0F1 1F0 1F1 2F0 0B1 (2F1;0B0) (3F0;1B1) (3F1;1B0) 2B1 2B0 3B1 3B0",
 }
 
 
@@ -117,6 +119,54 @@ def uniform(
     )
     one_each = Placement(((1,),) * num_virtual, (((),),) * num_virtual)
     return simulate(replace(problem, pair_overlap_fraction=overlap), one_each)
+
+
+def mindspeed_order(num_stages: int, num_microbatches: int, stage: int, parts_last: bool) -> str:
+    """From the counts of its phases, as MindSpeed's generate_dualpipev_schedule and what runs them say it."""
+    done = {"F": [0, 0], "B": [0, 0]}
+    words: list[str] = []
+    waiting: list[str] = []
+
+    def word(kind: str, chunk: int, parted: bool = False) -> str:
+        number = done[kind][chunk]
+        done[kind][chunk] += 1
+        if parted:
+            waiting.append(f"{number}W{chunk}")
+        return f"{number}{'I' if parted else kind}{chunk}"
+
+    later = num_stages - stage - 1
+    words += [word("F", 0) for _ in range(2 * later)]
+    words += [word("F", chunk) for _ in range(stage + 1) for chunk in (0, 1)]
+    for _ in range(later):
+        words += [word("B", 1, True), waiting.pop(), word("F", 1)]
+    forward, alone = 0, later == 0
+    for _ in range(2 * num_microbatches - 4 * num_stages + 2 * stage + 2 + 2 * later + stage + 1):
+        pair = [word("F", forward)] if done["F"][forward] < num_microbatches else []
+        pair.append(word("B", 1 - forward))
+        words += pair if alone or len(pair) == 1 else [f"({';'.join(pair)})"]
+        forward, alone = 1 - forward, False
+    left, chunk = [num_microbatches - count for count in done["B"]], 1 - forward
+    for index in range(num_stages):
+        chunk = chunk if left[chunk] else 1 - chunk
+        words.append(word("B", chunk, parts_last))
+        left[chunk], chunk = left[chunk] - 1, 1 - chunk
+        words += [waiting.pop(0)] if waiting and index >= stage else []
+    return " ".join([*words, *waiting])
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 8])
+@pytest.mark.parametrize(("name", "parts_last"), [("dualpipev", True), ("dualpipev_whole", False)])
+def test_dualpipev_is_that_of_mindspeed(name: str, parts_last: bool, num_stages: int) -> None:
+    for num_microbatches in (2 * num_stages, 2 * num_stages + 1, 5 * num_stages):
+        for stage in range(num_stages):
+            mine = format_order(SCHEDULES[name].order(num_stages, 2, num_microbatches, stage))
+            assert mine == mindspeed_order(num_stages, num_microbatches, stage, parts_last)
+
+
+def test_whole_last_backwards_free_activations_sooner_and_take_longer() -> None:
+    parted, whole = (uniform(name, 4, 12, 1.0, 1.0, 1.0) for name in ("dualpipev", "dualpipev_whole"))
+    assert whole.step_ms > parted.step_ms
+    assert whole.peak_memory_bytes.max() <= parted.peak_memory_bytes.max()
 
 
 COSTS = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (3.0, 4.0, 2.0), (1.0, 1.5, 0.5)]

@@ -66,6 +66,11 @@ TEXT_DEFAULTS: dict[str, Sizes] = {
     ),
     "qwen3_vl_moe_text": _QWEN2_MOE,
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_next": (
+        _QWEN3_5
+        | sizes(_TEXT, 151936, 2048, 5632, 48, 16, 2)
+        | sizes(_MOE, 512, 10, 512, shared_expert_intermediate_size=512)
+    ),
     # It has no dense layers; the width is what TP has to divide, as that of experts.
     "qwen3_5_moe_text": (
         _QWEN3_5

@@ -1,6 +1,6 @@
 """The text part of a Hugging Face config.json, and models that are nothing else.
 
-Llama, Mistral, Phi-3, Qwen2 to 3.5, Mixtral, Qwen2-MoE to 3.5-MoE, DeepSeek-V2 and -V3 (Moonlight), GPT-2.
+Llama, Mistral, Phi-3, Qwen2 to 3.5, Mixtral, Qwen2-MoE to 3.5-MoE, Qwen3-Next, DeepSeek-V2 and -V3 (Moonlight), GPT-2.
 What a class of transformers builds counts: modules that predict further tokens (num_nextn_predict_layers) are no part.
 """
 
@@ -93,7 +93,7 @@ def read_text(part: Section, tied: bool) -> Decoder:
         joint_qkv=model_type == "phi3",
         latent=latent,
         delta=_read_delta(part) if part.has("linear_num_key_heads") else None,
-        output_gate=model_type.startswith("qwen3_5"),
+        output_gate=model_type.startswith(("qwen3_5", "qwen3_next")),
         window=_read_window(part),
         experts=_read_experts(part),
     )
@@ -219,7 +219,7 @@ def _read_gpt2(file: Section) -> Model:
 
 _LLAMA_KIND = (
     *("llama", "mistral", "phi3", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
-    *("qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3"),
 )
 TEXT_FAMILIES: dict[str, Callable[[Section], Model]] = {
     **dict.fromkeys(_LLAMA_KIND, _read_llama_kind),

@@ -7,7 +7,7 @@ What goes with what: validate_args (megatron/training/arguments.py), Transformer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.errors import PlanError
@@ -50,14 +50,20 @@ class Decided:
     unchecked: tuple[str, ...] = ()
 
 
-def decide(plan: Plan, job: Job | None, num_mtp: int = 0, *, adapts: bool = False) -> Decided:
+RECOMPUTE_BESIDE = "recompute beside micro_batches"
+"""Among what a code allows beyond Megatron-LM: whole layers recomputed where their exchange hides."""
+
+
+def decide(
+    plan: Plan, job: Job | None, num_mtp: int = 0, *, adapts: bool = False, allows: Collection[str] = ()
+) -> Decided:
     """The flags of `plan`. job: what it was made for, whose workload's choices are then written too; None: only what
     the plan's file says. num_mtp: layers of multi-token prediction, where no job says it. adapts: whether what runs
-    them trains adapters.
+    them trains adapters. allows: schedules by name, and RECOMPUTE_BESIDE, that the code beneath has beyond Megatron-LM.
 
     Raises PlanError with the first choice that Megatron-LM cannot run, and what to plan with in its place.
     """
-    for reason in _refusals(plan, job, adapts):
+    for reason in _refusals(plan, job, adapts, allows):
         raise PlanError(f"plan: {reason}")
     strategy = plan.strategy
     num_mtp = job.model.text.num_mtp if job else num_mtp
@@ -88,10 +94,11 @@ def _list_unchecked(job: Job | None) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------------- refusing
 
 
-def _refusals(plan: Plan, job: Job | None, adapts: bool) -> Iterator[str]:
+def _refusals(plan: Plan, job: Job | None, adapts: bool, allows: Collection[str]) -> Iterator[str]:
     yield from _refuse_parts(plan, job, adapts)
-    yield from _refuse_schedule(plan)
-    yield from _refuse_modes(plan, job)
+    if plan.strategy.schedule not in allows:
+        yield from _refuse_schedule(plan)
+    yield from _refuse_modes(plan, job, RECOMPUTE_BESIDE in allows)
     yield from _refuse_sharding(plan.strategy)
     yield from _refuse_choices(plan.strategy, job)
 
@@ -135,7 +142,7 @@ def _refuse_schedule(plan: Plan) -> Iterator[str]:
         )
 
 
-def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
+def _refuse_modes(plan: Plan, job: Job | None, beside: bool) -> Iterator[str]:
     reasons = {
         "offload": "--fine-grained-activation-offloading moves modules of every layer, no whole layers of one stage; "
         "plan without it in search.modes",
@@ -160,7 +167,7 @@ def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
                 "without it in search.modes"
             )
     whole = any(plan.recompute[TEXT])
-    if whole and job and plan.strategy.overlap_of(job.workload) == "micro_batches":
+    if whole and not beside and job and plan.strategy.overlap_of(job.workload) == "micro_batches":
         yield f"it recomputes whole layers, which {flags.BATCH_OVERLAP} forbids; plan without search.modes [recompute]"
     operators = _operators(plan, job)
     unknown = [name for name in operators if name not in flags.MODULE_NAMES]

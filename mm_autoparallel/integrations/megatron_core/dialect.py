@@ -24,7 +24,7 @@ class Dialect:
     not_patched: flag → why no plan is written into scripts that pass it. open: a file that is no launch script as one;
     None: the code has launch scripts. old: flags of old releases that its parser lacks; None: Megatron-LM's. adapters:
     that section of a job for what a script passes, None where whole weights train. keeps_less: flags by which a
-    training holds less than is simulated.
+    training holds less than is simulated. allows: as in `decide`.
     """
 
     title: str
@@ -38,6 +38,7 @@ class Dialect:
     old: frozenset[str] | None = None
     adapters: Callable[[Passed], Mapping[str, object] | None] = lambda _: None
     keeps_less: frozenset[str] = frozenset()
+    allows: frozenset[str] = frozenset()
 
 
 def without_mindspeed(decided: Decided) -> Decided:

@@ -71,6 +71,8 @@ SWAPPED = "--swapped-attention"
 REACTIVATED = "--recomputed-activations"
 BY_ONE_SWITCH = {"swap_attention": SWAPPED, "activation": REACTIVATED}
 """Modes that a dialect runs in all layers or in none, likewise."""
+SCHEDULE = "--schedule-of-stages"
+"""The name of an order that Megatron-LM has not, likewise."""
 DEEPSPEED_EXPERTS, REARRANGED, CAPACITY = "--deepspeed-experts", "--rearranged-tokens", "--expert-capacity-factor"
 """Of DeepSpeed's layer with experts, likewise."""
 

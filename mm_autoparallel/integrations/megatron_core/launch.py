@@ -122,9 +122,8 @@ def describe_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> De
     script = dialect.open(path, given) if dialect.open else read_training(path)
     devices = find_world_size(script)
     spelt = read_passed(script, given.world_size or devices)
-    return replace(
-        describe_training(spelt, replace(given, world_size=given.world_size or devices), dialect), world_size=devices
-    )
+    described = describe_training(spelt, replace(given, world_size=given.world_size or devices), dialect)
+    return replace(described, world_size=devices, notes=(*described.notes, *script.doubts()))
 
 
 def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Plan:
@@ -184,7 +183,9 @@ def patch_launch(
             f"{passed.where}: {flags.NUM_LAYERS} is {num_layers}, and the plan places "
             f"{sum(plan.layers.get(TEXT, ()))} decoder layers; give the script of the model that it was made for"
         )
-    decided = dialect.write(decide(plan, job, passed.number(flags.MTP, least=0) or 0, adapts=adapts))
+    decided = dialect.write(
+        decide(plan, job, passed.number(flags.MTP, least=0) or 0, adapts=adapts, allows=dialect.allows)
+    )
     kept = () if job or any(plan.modes.values()) else _keep_operators(passed, plan)
     values = {flag: words for flag, words in decided.values.items() if flag not in kept}
     values |= {flag: words for flag, words in decided.usual.items() if not before.has_flag(flag)}

@@ -12,7 +12,7 @@ from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding, Rule
 from mm_autoparallel.integrations.launch_script import find_devices, find_world_size
 from mm_autoparallel.integrations.megatron_core import flags
-from mm_autoparallel.integrations.megatron_core.decided import TEXT, decide
+from mm_autoparallel.integrations.megatron_core.decided import RECOMPUTE_BESIDE, TEXT, decide
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.launch import MODEL_ARGS, read_training
 from mm_autoparallel.integrations.megatron_core.layers import write_layers
@@ -122,7 +122,10 @@ def spell(path: Path, before: Plan, after: Plan, job: Job) -> str:
     """
     passed = read_passed(read_training(path), before.strategy.world_size).words
     adapts = job.model.adapters is not None
-    old, new = (decide(each, job, adapts=adapts).values for each in (before, after))
+    old, new = (
+        decide(each, job, adapts=adapts, allows={each.strategy.schedule, RECOMPUTE_BESIDE}).values
+        for each in (before, after)
+    )
     changed = {flag for flag in new if new[flag] != old.get(flag)}
     for group in ({*write_layers(after.layers[TEXT], after.strategy.pp, 0)}, _RECOMPUTE):
         changed |= group if changed & group else set()

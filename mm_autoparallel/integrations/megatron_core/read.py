@@ -79,6 +79,7 @@ def read_plan(passed: Passed, world_size: int, num_layers: int) -> Plan:
         etp=passed.number(flags.EXPERT_TENSOR) or 0,
         cp_kind=read_context(passed) if sizes["cp"] > 1 else "",
         optimizer_offload=passed.has(flags.OPTIMIZER_OFFLOAD),
+        schedule=passed.text(flags.SCHEDULE) or "",
         rank_order="tp-cp-ep-pp-dp" if passed.has(flags.RANK_ORDER) else DEFAULT_RANK_ORDER,
         sequence_parallel=passed.has(flags.SEQUENCE_PARALLEL) or sizes["tp"] == 1,
         **choices,
@@ -110,9 +111,10 @@ def _check(passed: Passed, strategy: Strategy, layers: tuple[int, ...], batch: i
         )
     num_microbatches = batch // (strategy.dp * strategy.mbs)
     group = passed.number(flags.GROUP) or strategy.pp
-    if strategy.vpp > 1 and group != strategy.pp:
+    chunks = strategy.vpp > 1 and not passed.has(flags.SCHEDULE)
+    if chunks and group != strategy.pp:
         raise PlanError(f"{where}: {flags.GROUP} {group} is another order than groups of PP {strategy.pp}; take it out")
-    if strategy.vpp > 1 and num_microbatches % strategy.pp:
+    if chunks and num_microbatches % strategy.pp:
         raise PlanError(
             f"{where}: {num_microbatches} micro-batches with VPP {strategy.vpp} are no multiple of PP {strategy.pp}, "
             "where Megatron-LM ends with an error"

@@ -28,6 +28,11 @@ from mm_autoparallel.model.readers.model_file import read_model
 _LOCAL = ("--spec", "local")
 """Layers of megatron-core's own in the place of TransformerEngine's; other specifications are other models."""
 
+_REPEATED = {True: {"repeated_groups": "always"}, False: {"repeated_groups": "fewer"}}
+"""By whether a script has DeepSpeed's experts: MindSpeed-LLM 1.0 to 2.2, which have them, with
+--kv-head-repeat-before-uly-alltoall, on by default (ulysses_context_parallel_forward_wrapper of core/transformer/
+dot_product_attention.py); MindSpeed to 26.1 (core/context_parallel, UlyssesContextAttention.forward)."""
+
 _VOCABULARY = "--vocab-size"
 
 _MOST_EXPERTS_RANKS = 64
@@ -165,7 +170,6 @@ def read_workload(
     said |= {"deterministic": True} if passed.has("--deterministic-mode") else {}
     said |= {"precision": low.precision} if low.precision != "bf16" else {}
     said |= {"overlap_all_to_all": choices["overlap_all_to_all"]} if experts else {}
-    said |= {"facts": facts} if facts else {}
     if passed.has(flags.DEEPSPEED_EXPERTS):
         said |= {"ep_kind": "deepspeed", "token_rearrange": passed.has(flags.REARRANGED)}
         said |= {"expert_capacity_factor": float(passed.text(flags.CAPACITY) or 1)}
@@ -173,8 +177,11 @@ def read_workload(
         said["cross_entropy"] = "fused"
     if (passed.number(flags.CONTEXT) or 1) > 1:
         said["context_parallel"] = read_context(passed)
+        deals = dialect.stack == "mindspeed" and said["context_parallel"] in ("all_to_all", "hierarchical")
+        facts |= _REPEATED[passed.has(flags.DEEPSPEED_EXPERTS)] if deals else {}
         sizes = passed.list(flags.CONTEXT_SIZES)
         said |= {"dealing_ranks": int(sizes[0])} if sizes and sizes[0].isdigit() else {}
+    said |= {"facts": facts} if facts else {}
     return said, notes
 
 

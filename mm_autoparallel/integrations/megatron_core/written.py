@@ -38,7 +38,7 @@ def export_new(plan: Plan, target: Target) -> Exported:
 def export_flags(plan: Plan, target: Target, dialect: Dialect) -> Exported:
     """Both files for a code that spells Megatron-LM's flags by `dialect`. Raises PlanError as `decide` and it do."""
     job = target.job
-    decided = dialect.write(decide(plan, job))
+    decided = dialect.write(decide(plan, job, allows=dialect.allows))
     lines = list(flags.list_passed({**decided.values, **decided.usual}))
     launch = _format_launch(decided, lines, (*_list_header(dialect, decided), *target.describe(decided.plan)), job)
     script = LaunchScript(Path(LAUNCH), launch)

@@ -18,7 +18,7 @@ from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
-from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts
+from mm_autoparallel.integrations.mindspeed_llm import deepspeed_experts, schedules
 from mm_autoparallel.integrations.mindspeed_llm.adapters import find_adapters
 from mm_autoparallel.model.job.strategy import Strategy
 
@@ -26,18 +26,19 @@ LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 STAGE = "--stage"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
-ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
+REPEATED = "--kv-head-repeat-before-uly-alltoall"
+ALGORITHMS = {
+    "ring": "megatron_cp_algo",
+    "all_to_all": "ulysses_cp_algo",
+    "hierarchical": "hybrid_cp_algo",
+    "all_gather": "kvallgather_cp_algo",
+}
 FUSED = "--use-ascend-mc2"
 SWITCHES = {flags.SWAPPED: "--swap-attention", flags.REACTIVATED: "--recompute-activation-function"}
 OVERLAPPED = "--moe-alltoall-overlap-comm"
 BESIDE_OVERLAPPED = ("--moe-permutation-async-comm", flags.GROUPED)
 """What the overlap of the exchange asks for (MindSpeed, docs/features/megatron_moe)."""
-OLD_ULYSSES = "ulysses_cp_algo"
-"""Of 2.3 and before, which 26.1's choices leave out; the default of releases that have DeepSpeed's experts."""
-
 REFUSED = {
-    "--schedules-method": "runs another order of the pipeline, which no plan says; take it out",
-    "--moe-fb-overlap": "runs forward and backward of two micro-batches together, which no plan says; take it out",
     "--recompute-in-bubble": "recomputes in idle time, which no plan says; take it out",
     "--recompute-in-advance": "recomputes ahead of time, which no plan says; take it out",
     "--adaptive-recompute-device-swap": "chooses what recomputes while it runs; take it out",
@@ -83,6 +84,8 @@ NOTED = {
     "--variable-seq-lengths": "pads samples to the longest beside them; planned are --seq-length tokens, the most",
     "--neat-pack": "packs several samples into one of --seq-length, whose attention is planned over all of it",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
+    REPEATED: "is on without it too; where ranks deal heads, groups are planned as repeated where they are fewer than "
+    "those ranks, as MindSpeed does whatever the flag says",
     **deepspeed_experts.NOTED,
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
@@ -103,14 +106,14 @@ MARKS = frozenset(
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
         *("--mla-fa-without-pad", "--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
-        *deepspeed_experts.MARKS,
+        *(*deepspeed_experts.MARKS, *schedules.MARKS),
     }
 ) - {"--use-torch-fsdp2"}
 """Flags that Megatron-LM does not have: a script that passes one is MindSpeed-LLM's."""
 
 _SWITCHES = frozenset(
     {
-        *(EXTEND, PER_RANK, FUSED, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
+        *(EXTEND, PER_RANK, FUSED, *NOTED, "--recompute-in-bubble", "--recompute-in-advance"),
         *(
             "--use-fused-rmsnorm",
             "--use-fused-swiglu",
@@ -121,15 +124,17 @@ _SWITCHES = frozenset(
         *("--use-mcore-models", "--moe-permutation-async-comm", "--mla-fa-without-pad", "--tp-2d"),
         *("--gemm-gradient-accumulation-fusion", "--use-fused-moe-token-permute-and-unpermute"),
         *("--use-nanopipe", "--use-nanopipe-swap", "--enable-zero3", deepspeed_experts.LEGACY),
-        *deepspeed_experts.SWITCHES,
+        *(*deepspeed_experts.SWITCHES, *schedules.SWITCHES, "--shared-expert-gate"),
     }
 ) - {"--moe-zero-memory"}
+
+_SHARED_GATE = "--shared-expert-gate"
 
 _EVENLY = (flags.LAYERS_PER_CHUNK, flags.CHUNKS)
 """Flags that a layout says more than."""
 
 _SPECS = re.compile(r"mindspeed_llm\.(tasks\.models|core\.models)\.spec\.\w+")
-_OTHER_SPECS = ("mamba", "hybrid", "deepseek4", "next", "gemma", "longcat", "phi35", "minimax_m1")
+_OTHER_SPECS = ("mamba", "hybrid", "deepseek4", "gemma", "longcat", "phi35", "minimax_m1")
 """Parts of names of specifications whose layers are of several kinds or of another form."""
 
 
@@ -150,7 +155,8 @@ def read(passed: Passed) -> Passed:
     words = {flag: each for flag, each in words.items() if not layout or flag not in _EVENLY}
     for flag, same in REPLACED.items():
         words |= {each: value for each, value in same.items() if passed.has(flag) and each not in words}
-    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed)) | dict(deepspeed_experts.read(passed))
+    words |= layout | dict(_read_context(passed)) | dict(_read_model(passed))
+    words |= dict(deepspeed_experts.read(passed)) | dict(schedules.read(passed, layout))
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
         words |= {flags.EXPERT: (str(tp * ep),), flags.EXPERT_TENSOR: ("1",)}
@@ -173,6 +179,8 @@ def _read_model(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     shared, width = passed.number("--n-shared-experts", least=0), passed.number("--moe-ffn-hidden-size")
     if shared and width and not passed.has("--moe-shared-expert-intermediate-size"):
         yield "--moe-shared-expert-intermediate-size", (str(shared * width),)
+    if passed.has(_SHARED_GATE):
+        yield "--moe-shared-expert-gate", ()
     text, layers = passed.text("--first-k-dense-replace"), passed.number(flags.NUM_LAYERS)
     dense = 0 if text == "-1" else passed.number("--first-k-dense-replace", least=0)
     if passed.text("--moe-layer-freq") == "-1":  # experts in every layer
@@ -198,8 +206,13 @@ def _read_layers(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     """A layout where a list, lists or layers that do nothing say which stage holds what."""
     counts = _count_layers(passed)
     if counts is not None:
-        if not counts or 0 in counts:
-            raise PlanError(f"{passed.where}: {LAYER_LISTS} or {NOOP} leave {counts or 'no'} layers to the stages")
+        if not counts:
+            raise PlanError(f"{passed.where}: {LAYER_LISTS} leaves no layers to the stages")
+        if 0 in counts:
+            raise PlanError(
+                f"{passed.where}: {NOOP} leaves virtual stage {counts.index(0)} of {len(counts)} without a layer; "
+                "those with an embedding or a loss alone are not planned"
+            )
         yield flags.LAYOUT, (format_layout(counts, passed.number(flags.MTP, least=0) or 0),)
 
 
@@ -222,8 +235,9 @@ def _count_layers(passed: Passed) -> list[int] | None:
     if not passed.has(NOOP):
         return None
     layers, each = passed.number(flags.NUM_LAYERS) or 0, passed.number(flags.LAYERS_PER_CHUNK)
-    held = each or layers // pp
-    if layers % (held * pp or 1) or not held:
+    stages = pp * (schedules.CHUNKS if schedules.is_v(passed) else 1)
+    held = each or layers // stages
+    if not held or layers % (held * stages):
         raise PlanError(f"{passed.where}: {layers} layers with {NOOP} are not dealt evenly to PP {pp}")
     counts = [held] * (layers // held)
     for index in _list_noops(passed):
@@ -237,8 +251,9 @@ def _read_context(passed: Passed) -> Iterator[tuple[str, tuple[str, ...]]]:
     cp = passed.number(flags.CONTEXT) or 1
     if cp == 1:
         return
-    said = passed.text(ALGORITHM) or (OLD_ULYSSES if deepspeed_experts.is_deepspeed(passed) else ALGORITHMS["ring"])
-    kinds = {word: kind for kind, word in ALGORITHMS.items()} | {OLD_ULYSSES: "all_to_all"}
+    usual = "all_to_all" if deepspeed_experts.is_deepspeed(passed) else "ring"  # of releases that have those experts
+    said = passed.text(ALGORITHM) or ALGORITHMS[usual]
+    kinds = {word: kind for kind, word in ALGORITHMS.items()}
     if said not in kinds:
         raise PlanError(f"{passed.where}: {ALGORITHM} is {said}; one of {', '.join(kinds)} is expected")
     yield flags.CONTEXT_KIND, (flags.CONTEXT_KINDS[kinds[said]],)
@@ -267,11 +282,6 @@ def write(decided: Decided) -> Decided:
     values |= dict.fromkeys((flags.CONTEXT_KIND, flags.CONTEXT_SIZES, flags.OPTIMIZER_OFFLOAD, flags.CUSTOM_FSDP))
     values |= dict.fromkeys((flags.MEGATRON_FSDP, flags.SHARDING, flags.OPTIMIZER_COPIES, flags.GROUP))
     if strategy.cp > 1 and kind:
-        if kind not in ALGORITHMS:
-            raise PlanError(
-                f"plan: CP {strategy.cp} by {kind}, and MindSpeed-LLM 26.1 has {', '.join(ALGORITHMS)}; plan with "
-                "search.cp_kind [ring]"
-            )
         values[ALGORITHM] = (ALGORITHMS[kind],)
         sizes = decided.values.get(flags.CONTEXT_SIZES)
         values[ULYSSES] = (sizes[0],) if sizes else None
@@ -285,21 +295,18 @@ def write(decided: Decided) -> Decided:
         raise PlanError(
             f"plan: tokens go by {dispatcher[0]}, and MindSpeed-LLM has alltoall; plan with that dispatcher"
         )
-    if strategy.overlap_all_to_all:
-        values |= _write_overlap(strategy)
+    beside = values.pop(flags.BATCH_OVERLAP, None) is not None
+    values |= {schedules.BESIDE: None} | (_write_overlap(strategy) if strategy.overlap_all_to_all else {})
+    values |= schedules.write_overlap(values, strategy) if beside else {}
     values = {flag: words for flag, words in values.items() if flag not in (flags.BACKEND, flags.DEEPEP)}
-    return replace(decided, values=_write_layers(values, decided) | dict.fromkeys((LAYER_LISTS, PER_RANK, EXTEND)))
+    values = schedules.write_schedule(_write_layers(values, decided), decided)
+    return replace(decided, values=values | dict.fromkeys((LAYER_LISTS, PER_RANK, EXTEND)))
 
 
 def _write_overlap(strategy: Strategy) -> dict[str, tuple[str, ...] | None]:
     """The exchange beside the shared expert, which MindSpeed does in smaller parts than Megatron-LM's own flag."""
-    if strategy.overlap_all_to_all == "none":
+    if strategy.overlap_all_to_all != "shared_experts":
         return {OVERLAPPED: None, flags.SHARED_OVERLAP: None}
-    if strategy.overlap_all_to_all == "micro_batches":
-        raise PlanError(
-            "plan: it hides the experts' exchange beside other micro-batches, which MindSpeed does by --moe-fb-overlap "
-            "in another order of the pipeline; plan with search.overlap_all_to_all [none, shared_experts]"
-        )
     if strategy.tp > 1:
         raise PlanError(
             f"plan: it hides the experts' exchange ({OVERLAPPED}) with TP {strategy.tp}, beside which MindSpeed asks "
@@ -337,7 +344,7 @@ def note(passed: Passed) -> tuple[str, ...]:
         for flag, what in OLD.items()
         if passed.has(flag)
     ]
-    return (*told, *of_old)
+    return (*told, *schedules.note(passed), *of_old)
 
 
 def _has_shared(passed: Passed) -> bool:
@@ -361,4 +368,5 @@ MINDSPEED = Dialect(
     old=frozenset(OLD),
     adapters=find_adapters,
     keeps_less=KEEPS_LESS,
+    allows=schedules.ALLOWS,
 )

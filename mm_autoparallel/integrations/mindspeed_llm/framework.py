@@ -13,16 +13,8 @@ VERSIONS = ("26.1",)
 _ROUNDED = frozenset({"recompute_stages"})
 _REFUSED = frozenset(
     {
-        *(
-            "partial_group",
-            "encoder_first",
-            "encoder_stages",
-            "gpipe",
-            "pieces",
-            "low_memory_chunks",
-            "split_backwards",
-            "all_to_all",
-        ),
+        *("partial_group", "encoder_first", "encoder_stages", "gpipe", "pieces", "low_memory_chunks"),
+        "split_backwards",
         *("zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards", "optimizer_offload"),
         *("selective_all", "selective_some", "offload", "recompute_offload", "precision", "graphs"),
         *("dispatcher", "token_overlap", "swap_some"),

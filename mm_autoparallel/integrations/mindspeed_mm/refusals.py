@@ -36,7 +36,6 @@ _ENTRIES = (
     ("pretrain_ae", "trains an autoencoder"),
     ("pretrain_omni", "trains a mixture of two transformers, one of which makes images"),
     ("pretrain_whisper", "trains an encoder and decoder with attention between them"),
-    ("train_fsdp2", "trains by MindSpeed-LLM's FSDP trainer, whose YAML is not read"),
     ("inference_", "runs a model and trains none"),
     ("evaluate_", "runs a model and trains none"),
 )

@@ -108,7 +108,7 @@ def describe_script(path: Path, given: Given) -> Described:
     if hetero:  # what the search may do too, and what counts the batch otherwise
         arguments = tuple(word for word in arguments if word != flags.HETERO)
     described = describe_arguments(arguments, given, launch.find, flags="")
-    notes = list(described.notes)
+    notes = [*described.notes, *launch.script.doubts()]
     if hetero:
         model_json = _model_json(launch)
         num_ranks = count_ranks(read_document(model_json, "model file"), model_json)

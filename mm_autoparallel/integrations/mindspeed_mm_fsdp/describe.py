@@ -93,6 +93,8 @@ def describe(
         "context_parallel": "ring" if trainer.ring > 1 else "all_to_all",
         "loss_chunk_tokens": trainer.loss_chunk_tokens,
         "text_chunk_samples": _read_chunk(trainer, model),
+        # fsdp2/distributed/context_parallel, ulysses_cp_attention.py
+        **({"facts": {"repeated_groups": "always"}} if trainer.layout.of_llm and trainer.ulysses > 1 else {}),
     }
     return Described(model, workload, _list_limits(trainer, model, devices, notes), devices, tuple(notes))
 
@@ -270,6 +272,8 @@ def _list_limits(trainer: Trainer, model: Model, devices: int, notes: list[str])
 
 
 def _list_cp(trainer: Trainer, model: Model, devices: int, notes: list[str]) -> tuple[list[int], list[str]]:
+    if trainer.layout.of_llm:
+        return [trainer.cp], ["ring" if trainer.ring > 1 else "all_to_all"]
     if trainer.ring > 1:
         return [1, trainer.ring], ["ring"]
     able = _DIVIDES_LATER if trainer.layout is FEATURES else _DIVIDES_SEQUENCES

@@ -1,4 +1,4 @@
-"""MindSpeed-MM's FSDP trainer, as it is registered: its launch script or its YAML, and a plan in that YAML."""
+"""The FSDP trainers of MindSpeed-MM and MindSpeed-LLM, as they are registered: launch script or YAML, a plan in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _launches() -> Sequence[LaunchKind]:
     from mm_autoparallel.integrations.mindspeed_mm_fsdp import launch_files
 
     script = LaunchKind(
-        title="a launch script of its FSDP trainer (.sh)",
+        title="a launch script of MindSpeed-MM's or MindSpeed-LLM's FSDP trainer (.sh)",
         is_one=launch_files.is_script,
         find_devices=launch_files.find_launched_devices,
         describe=launch_files.describe_launch,
@@ -31,4 +31,4 @@ def _linter() -> Linter:
     return Linter(RULES, find, locate)
 
 
-FRAMEWORK = Framework("MindSpeed-MM's FSDP trainer", launches=_launches, linter=_linter)
+FRAMEWORK = Framework("the FSDP trainers of MindSpeed-MM and MindSpeed-LLM", launches=_launches, linter=_linter)

@@ -9,16 +9,17 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_there
 from mm_autoparallel.integrations.launch_script import find_world_size, read_launch_script
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.llm_yaml import TRAINER as OF_LLM
 from mm_autoparallel.integrations.shell_text import LaunchScript
 
 TRAINER = "mindspeed_mm/fsdp/train/trainer.py"
 _BETWEEN = r"(?:[ \t]|\\\r?\n)+"
 _CALL = re.compile(
-    rf"(?<![\w./-])(?P<code>[\w./-]{{0,200}}mindspeed_mm/fsdp/[\w./-]{{1,200}}\.py)[\"']?{_BETWEEN}(?P<word>[^\s|&;<>\\]+)"
+    rf"(?<![\w./-])(?P<code>[\w./-]{{0,200}}(?:mindspeed_mm/fsdp/[\w./-]{{1,200}}\.py|{re.escape(OF_LLM)}))[\"']?{_BETWEEN}(?P<word>[^\s|&;<>\\]+)"
     rf"(?P<rest>(?:{_BETWEEN}[^\s|&;<>\\]+)*)"
 )
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_OVERRIDE = re.compile(r"[\w.]+=\S*")
+_OVERRIDE, _OF_LLM_OVERRIDE = re.compile(r"[\w.]+=\S*"), re.compile(r"--[\w.]+\S*|[\"']?\$\S+")
 _MAX_VARIABLES = 20
 
 
@@ -44,24 +45,30 @@ def read_launch(path: Path) -> Launch:
     """The trainer's YAML behind `path`: a launch script, or the YAML itself.
 
     Raises JobError where the script does not start the trainer, starts one of a single model, names a YAML that is not
-    there, or has values behind it: the trainer takes the YAML alone (params/argument.py), so they do not happen.
+    there, or has values behind it: MindSpeed-MM's trainer takes the YAML alone (params/argument.py), so they do not
+    happen.
     """
     if path.suffix.lower() in (".yaml", ".yml"):
         return Launch(None, path, find_checkout(path), None)
     script = read_launch_script(path)
     call = _find_call(script)
     if call is None:
-        raise JobError(f"launch script {path}: it does not start {TRAINER}, MindSpeed-MM's FSDP trainer")
-    if not call["code"].endswith(TRAINER):
+        raise JobError(
+            f"launch script {path}: it starts neither {TRAINER}, MindSpeed-MM's FSDP trainer, nor {OF_LLM}, that of "
+            "MindSpeed-LLM"
+        )
+    if not call["code"].endswith((TRAINER, OF_LLM)):
         raise JobError(
             f"launch script {path}: line {script.line(call.start())} starts {call['code']}, the trainer of one model "
             f"alone; trainings of {TRAINER} are planned"
         )
-    overrides = [word for word in call["rest"].split() if _OVERRIDE.fullmatch(word)]
+    of_llm = call["code"].endswith(OF_LLM)
+    overrides = [word for word in call["rest"].split() if (_OF_LLM_OVERRIDE if of_llm else _OVERRIDE).fullmatch(word)]
     if overrides:
         raise JobError(
-            f"launch script {path}: line {script.line(call.start())} gives {overrides[0]} behind the YAML, which the "
-            "trainer does not read; write it into the YAML, or take it out"
+            f"launch script {path}: line {script.line(call.start())} gives {overrides[0]} behind the YAML, "
+            + ("which counts more than it" if of_llm else "which the trainer does not read")
+            + "; write it into the YAML, or take it out"
         )
     named = _fill_in(script, call["word"].strip("\"'"), call)
     yaml_path, checkout = _find_yaml(path, named)

@@ -16,6 +16,7 @@ from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.integrations.export import Export, describe_other_devices, write_files
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import list_paths
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import find_checkout, read_launch
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.llm_yaml import rename
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import count_layers, list_of, name_layers
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import (
     WHAT,
@@ -59,6 +60,8 @@ def yaml_with_plan(plan: Plan, model: Model, yaml_path: Path, checkout: Path | N
     _check_plan(plan, trainer)
     told: list[str] = []
     changes = _list_sizes(plan, trainer) | _list_modules(plan, trainer, model, told)
+    if trainer.layout.of_llm:
+        changes = rename(changes, f"{WHAT} {trainer.path}")
     text = set_file_values(yaml_path, WHAT, changes)
     _check_written(text, plan, model, trainer, checkout or find_checkout(yaml_path))
     return text, told
@@ -80,6 +83,10 @@ def read_plan_back(path: Path, model: Model, world_size: int | None = None) -> P
 def _form_plan(trainer: Trainer, model: Model, devices: int) -> Plan:
     """The law is that of params/parallel_args.py and distributed/parallel_state.py."""
     where, cp, shard, ep = f"{WHAT} {trainer.path}", trainer.cp, trainer.shard or devices, trainer.ep
+    if trainer.layout.of_llm and shard != devices:
+        raise PlanError(
+            f"{where}: fsdp_size is {shard}, and MindSpeed-LLM's trainer asks that all {devices} devices share one copy"
+        )
     if shard == 1 < devices and not trainer.section("training").flag("init_model_with_meta_device", False):
         raise PlanError(
             f"{where}: fully_shard_parallel_size 1 without init_model_with_meta_device trains whole copies in DDP, "
@@ -166,7 +173,8 @@ def _list_sizes(plan: Plan, trainer: Trainer) -> dict[KeyPath, Any]:
             wanted[path] = value
 
     if trainer.shard not in (strategy.shard, devices if not strategy.shard else -1):
-        wanted["parallel", "fully_shard_parallel_size"] = strategy.shard or "auto"
+        whole = devices if trainer.layout.of_llm else "auto"
+        wanted["parallel", "fully_shard_parallel_size"] = strategy.shard or whole
     want(("parallel", "ulysses_parallel_size"), trainer.ulysses, strategy.cp if kind == "all_to_all" else 1)
     want(("parallel", "ring_attention_size"), trainer.ring, strategy.cp if kind == "ring" else 1)
     want(("parallel", "expert_parallel_size"), trainer.ep, strategy.ep)

@@ -20,18 +20,21 @@ from mm_autoparallel.integrations.said_findings import find_sizes
 
 _P = "parallel"
 KEYS = {
-    "tp": (f"{_P}.tensor_parallel_size",),
-    "cp": (f"{_P}.ulysses_parallel_size", f"{_P}.ring_attention_size"),
-    "ep": (f"{_P}.expert_parallel_size",),
-    "mbs": ("training.micro_batch_size",),
+    "tp": (f"{_P}.tensor_parallel_size", f"{_P}.tp_size"),
+    "cp": (f"{_P}.ulysses_parallel_size", f"{_P}.ring_attention_size", f"{_P}.cp_size"),
+    "ep": (f"{_P}.expert_parallel_size", f"{_P}.ep_size"),
+    "mbs": ("training.micro_batch_size", "training.per_device_train_batch_size"),
     "global_batch_size": ("training.gradient_accumulation_steps",),
-    "zero": (f"{_P}.fully_shard_parallel_size",),
+    "zero": (f"{_P}.fully_shard_parallel_size", f"{_P}.fsdp_size"),
     "recompute": ("features.recompute", f"{_P}.recompute"),
 }
 KNOWN = {
     _P: [
         *(key.removeprefix(f"{_P}.") for keys in KEYS.values() for key in keys if key.startswith(_P)),
         *("fsdp_plan", "ep_plan", "tp_plan", "expert_fully_shard_parallel_size", "recompute_plan"),
+        *("fsdp_modules", "tp_colwise", "tp_rowwise", "ep_modules", "ep_fsdp_size", "ep_fsdp_modules", "ep_dispatcher"),
+        *("cp_type", "recompute_modules", "ignored_modules", "reshard_after_forward", "param_dtype", "reduce_dtype"),
+        *("shard_placement_fn", "efsdp_shard_placement_fn", "num_to_forward_prefetch", "num_to_backward_prefetch"),
     ]
 }
 locate = locate_by(KEYS)

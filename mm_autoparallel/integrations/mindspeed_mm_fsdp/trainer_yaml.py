@@ -1,4 +1,4 @@
-"""The one YAML of MindSpeed-MM's FSDP trainer, as far as a plan has a say in it or needs it.
+"""The one YAML of MindSpeed-MM's FSDP trainer, or of MindSpeed-LLM's, as far as a plan has a say in it or needs it.
 
 Read as the trainer reads it (mindspeed_mm/fsdp/params, 26.0 to 26.1 and after): a key that it does not know is kept and
 decides nothing. Recompute, offload and chunked loss stand under `features` from 26.1 on, before under `parallel` and
@@ -14,6 +14,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_there, read_document
+from mm_autoparallel.integrations.mindspeed_mm_fsdp import llm_yaml
 from mm_autoparallel.integrations.yaml_text import KeyPath
 from mm_autoparallel.model.readers.foreign import Section
 
@@ -24,8 +25,6 @@ _FEATURES_CODE = Path("mindspeed_mm/fsdp/params/feature_args.py")
 _CODE = Path("mindspeed_mm/fsdp/params/parallel_args.py")
 
 
-_OF_MINDSPEED_LLM = ("fsdp_size", "fsdp_modules", "tp_size", "ep_fsdp_size", "cp_size")
-"""Keys of another trainer's YAML, which has the same sections (mindspeed_llm/fsdp2/utils/arguments.py)."""
 _MAX_PATTERNS = 200
 """Assumed: ten times the longest list known; each is held against every layer."""
 
@@ -34,7 +33,8 @@ _MAX_PATTERNS = 200
 class Layout:
     """Where a release keeps what makes layers keep less, and the loss in pieces. offload_switch: () where it has none:
 
-    layers are then offloaded where the plan names them.
+    layers are then offloaded where the plan names them. of_llm: the file is MindSpeed-LLM's, whose ranks all share one
+    copy.
     """
 
     recompute: KeyPath
@@ -43,6 +43,7 @@ class Layout:
     offload_modules: KeyPath
     chunk_loss: KeyPath
     sums_copies_once: bool
+    of_llm: bool = False
 
 
 FEATURES = Layout(
@@ -64,6 +65,9 @@ SCATTERED = Layout(
     sums_copies_once=False,
 )
 """26.0."""
+
+OF_LLM = replace(SCATTERED, of_llm=True)
+"""Of MindSpeed-LLM's trainer, once its keys are translated."""
 
 
 @dataclass(frozen=True)
@@ -116,16 +120,12 @@ def read_trainer(path: Path, checkout: Path | None = None, text_path: Path | Non
     if "parallel" not in document or "training" not in document:
         raise JobError(
             f"{WHAT} {shown}: it has no {'parallel' if 'parallel' not in document else 'training'}; a YAML of "
-            "MindSpeed-MM's FSDP trainer (mindspeed_mm/fsdp/train/trainer.py) has parallel, model, data and training"
+            "MindSpeed-MM's FSDP trainer (mindspeed_mm/fsdp/train/trainer.py), or of MindSpeed-LLM's (train_fsdp2.py), "
+            "has parallel, model, data and training"
         )
-    parallel = document["parallel"]
-    other = [key for key in _OF_MINDSPEED_LLM if isinstance(parallel, dict) and key in parallel]
-    if other:
-        raise JobError(
-            f"{WHAT} {shown}: parallel.{other[0]} is a key of MindSpeed-LLM's FSDP trainer (train_fsdp2.py), whose "
-            "YAMLs are not read"
-        )
-    layout = _find_layout(document, checkout)
+    of_llm = llm_yaml.is_llm(document)
+    document = llm_yaml.translate(document, shown, WHAT) if of_llm else document
+    layout = OF_LLM if of_llm else _find_layout(document, checkout)
     top = Section(document, shown, what=WHAT)
     parallel, training = top.section("parallel", {}), top.section("training", {})
     fsdp = parallel.section("fsdp_plan", {})

@@ -20,7 +20,7 @@ from mm_autoparallel.model.job.division_law import replicates
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.traced_model import TracedModel
-from mm_autoparallel.model.job.workload import RecomputeOperator
+from mm_autoparallel.model.job.workload import MINDSPEED, RecomputeOperator
 from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
 from mm_autoparallel.model.operators.host import (
     EARLY_EXPERTS_FACTOR,
@@ -365,8 +365,10 @@ class CostModel:
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate, copied_ms_per_byte)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
-        """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
-        return strategy.overlap_of(self.workload) == "micro_batches" and strategy.ep > 1
+        """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py),
+        MindSpeed does not."""
+        overlaps = strategy.overlap_of(self.workload) == "micro_batches" and strategy.ep > 1
+        return overlaps and self.workload.stack not in MINDSPEED
 
     def table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
         """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""

@@ -4,7 +4,7 @@ Ring attention gives each rank an early and a late piece of the causal triangle;
 heads are dealt for attention (get_batch_on_this_cp_rank), and where keys are gathered. Heads that are dealt must be
 whole ones: query heads and groups of keys and values of a tensor parallel rank (TransformerEngine, attention/
 dot_product_attention/context_parallel.py; DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), on each of the
-ranks that deal them.
+ranks that deal them; the groups only where the stack does not repeat them for every query head before (MindSpeed).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.stacks import RepeatedGroups
 from mm_autoparallel.model.job.workload import ContextParallel, Stack, Workload
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def context_reasons(model: Model, cluster: Cluster, workload: Workload, strategy
         yield f"seq_length {seq_length} is no multiple of CP {cp}"
     for modality in model.modalities if dealing > 1 else ():
         layers = modality.layers
-        sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+        sizes = [("attention heads", layers.num_heads)]
+        if not repeats_groups(workload.known_facts.repeated_groups, layers.num_kv_groups / tp, dealing):
+            sizes.append(("key and value groups", layers.num_kv_groups))
         sizes += [("delta rule's key heads", layers.delta.num_key_heads)] if layers.delta else []
         for name, size in sizes:
             if size % (tp * dealing):
@@ -69,6 +72,11 @@ def context_reasons(model: Model, cluster: Cluster, workload: Workload, strategy
                     f"CP {cp} by {kind} deals whole heads, and TP {tp} x {ranks} does not divide the {name} of "
                     f"{modality.name}, {size}"
                 )
+
+
+def repeats_groups(kind: RepeatedGroups, num_groups: float, dealing_ranks: int) -> bool:
+    """Whether a tensor parallel rank with `num_groups` of keys and values repeats them before `dealing_ranks` deal."""
+    return kind == "always" or (kind == "fewer" and num_groups < dealing_ranks)
 
 
 def _dealing_reason(cp: int, dealing: int, given: bool) -> str:

@@ -58,6 +58,10 @@ def division_reasons(
         if experts and experts.ffn_size % strategy.expert_tp:
             part = f"TP {tp}" if strategy.expert_tp == tp else f"ETP {strategy.expert_tp}"
             yield f"{part} does not divide the expert width of {modality.name}, {experts.ffn_size}"
+        if layers.delta and workload.stack == "mindspeed" and (tp > 1 or strategy.cp > 1):
+            yield (  # mindspeed_llm/tasks/models/transformer/qwen3_next_gated_deltanet_attention.py
+                f"TP {tp} and CP {strategy.cp}: MindSpeed-LLM's layers with a delta rule run with 1 of each"
+            )
     if parts:
         return
     if model.text.vocab_size % tp and not isinstance(model, TracedModel):

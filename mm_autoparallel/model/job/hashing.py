@@ -72,6 +72,7 @@ _LATER = {
         "exchanges_hops",
         "keeps_gate",
         "keeps_joint",
+        "repeated_groups",
     ),
     "samples": ("videos", "frames", "frame_patches"),
 }

@@ -42,7 +42,11 @@ RUNS: dict[Stack, Runs] = {
     "megatron-te": _MEGATRON,
     "megatron-local": _MEGATRON,
     "megatron-deepspeed": Runs(("1f1b",), "deepspeedai/DeepSpeed, issues 1110 and 4035: its pipeline engine"),
-    "mindspeed": _MEGATRON,
+    "mindspeed": Runs(
+        (*_MEGATRON.schedules, "dualpipev", "dualpipev_whole"),
+        "as Megatron-LM, and MindSpeed, core/pipeline_parallel/dualpipev: --schedules-method dualpipev, which parts "
+        "the last backwards with --dualpipev-dw-detach",
+    ),
     "mindspeed-mm": _MEGATRON,
     "mindspeed-fsdp": Runs(("1f1b",), "MindSpeed-MM, mindspeed_mm/fsdp: it has no pipeline"),
     "mindformers": Runs(OF_MICROBATCHES, "MindSpore, pipeline_config: gpipe, 1f1b and both interleaved orders"),
@@ -89,6 +93,12 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
         yield f"schedule {name} runs two chunks a stage, there and back, and VPP is {vpp}"
     elif vpp == 1 and schedule.interleaved and (schedule.splits or "stack" in workload.model_fields_set):
         yield f"schedule {name} runs several chunks a stage, and VPP is 1"
+    num_microbatches = strategy.num_microbatches(workload.global_batch_size)
+    if num_microbatches < schedule.least_rounds * strategy.pp:
+        yield (
+            f"schedule {name} on {strategy.pp} stages needs {schedule.least_rounds * strategy.pp} micro-batches or "
+            f"more, and there are {num_microbatches}"
+        )
     if schedule.given_by != "rule" and strategy.layouts:
         yield f"schedule {name} takes layers of one stage in one layout, and the strategy has several"
     yield from workload_reasons(workload, schedule)

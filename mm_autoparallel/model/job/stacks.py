@@ -28,6 +28,9 @@ TensorOverlap = Literal["", "user_buffers", "asynchronous", "mc2"]
 """What tensor parallel traffic runs beside: products that take it in pieces, in TransformerEngine's user buffers, as
 PyTorch's asynchronous tensor parallelism, or in MindSpeed's fused operators (MC2). Empty: as `hides_sums` says."""
 
+RepeatedGroups = Literal["never", "fewer", "always"]
+"""Where key and value groups are repeated for every query head before context parallel ranks deal heads."""
+
 FusedProducts = Literal["", "none", "mc2"]
 """Of these what a strategy may choose; none: traffic runs beside no product. Empty: as the workload has it."""
 
@@ -80,6 +83,9 @@ class StackFacts(Noun):
     they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays whatever
     attention takes, beside each step's latency (0: a step, latency too, hides behind its part of the attention).
     split_attention_factor: attention to gathered keys over one kernel's, from four context parallel ranks on.
+    repeated_groups: where context parallel ranks deal heads, keys and values are repeated for every query head before:
+    never, so that the ranks must divide the groups; where a tensor parallel rank has `fewer` groups than ranks deal; or
+    always.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -110,6 +116,7 @@ class StackFacts(Noun):
     compiled: Flag = False
     open_ring_fraction: Annotated[float, or_zero(1.0)] = 0.0
     split_attention_factor: Factor = 1.0
+    repeated_groups: RepeatedGroups = "never"
     dispatcher: Dispatcher = ""
     graphs: Graphs = ""
     drops_tokens: Flag = False

@@ -210,6 +210,8 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
     if share.facts.recomputes_ends and block.role != "layer" and block.has_backward:
         input_ms += forward_ms
     hidden_ms = _hidden_exchanges_ms(operators, block, share, rates, forward_ms, input_ms + weight_ms)
+    # a layer runs once more by itself, before its backward goes beside another micro-batch's forward
+    open_ms = hidden_ms[0] if share.overlap_all_to_all == "micro_batches" else 0.0
     forward_ms, input_ms = forward_ms - hidden_ms[0], input_ms - hidden_ms[1]
     return BlockCost(
         forward_ms=forward_ms,
@@ -224,15 +226,17 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
         output_bytes=operators.output_bytes,
         time_source="analytic",
         memory_source="analytic",
-        recompute_ms=_recompute_ms(operators, block, share, rates, forward_ms, rerun_ms),
+        recompute_ms=_recompute_ms(operators, block, share, rates, forward_ms, rerun_ms - open_ms),
     )
 
 
 def _recompute_ms(
-    operators: Operators, block: Block, share: Share, rates: Rates, forward_ms: float, rerun_ms: float
+    operators: Operators, block: Block, share: Share, rates: Rates, forward_ms: float, spared_ms: float
 ) -> float | None:
-    """What recomputing a whole block adds to its backward; None: its forward. Nothing in it runs a third time."""
-    spared_ms = rerun_ms
+    """What recomputing a whole block adds to its backward; None: its forward. Nothing in it runs a third time.
+
+    spared_ms: of its forward, what runs again anyhow, less what the forward hides and this pass does not.
+    """
     if share.facts.stops_early and block.role == "layer" and operators.products:
         spared_ms += _product_ms(operators.products[-1], rates)
     return max(0.0, forward_ms - spared_ms) if spared_ms else None

@@ -69,7 +69,8 @@ def _list_grouped_attention(
     a = attention.num_heads / share.tp
     g = max(attention.num_kv_groups / share.tp, 1.0)  # a group is repeated where there are fewer groups than ranks
     gates = a if attention.output_gate else 0.0
-    saved = [Saved("query, key and value", _E * n * (a + 2 * g) * d)]
+    dealt = share.dealt_groups(a, g)
+    saved = [Saved("query, key and value", _E * n * (a + 2 * dealt) * d)]
     saved += [_attention_output(n * a * d, share)] if gates else _list_attention_output(n * a * d, share)
     if share.eager and attention.packed:
         # values are a part of what one matrix made, and of the images' outputs, each by itself, one tensor is made
@@ -84,7 +85,7 @@ def _list_grouped_attention(
     elif share.facts.keeps_joint and share.fused_attention:
         saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
     if share.eager and not share.fused_attention:
-        saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - g) * d))
+        saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - dealt) * d))
     streams = []
     if share.facts.elementwise == "operators":
         # rotation and the copies that bring heads into the order of the kernel and back, one by one
@@ -100,8 +101,13 @@ def _list_grouped_attention(
         saved.append(Saved("gate of the output, as it is and between 0 and 1", 2 * _E * gated))
         saved.append(Saved("gated output", share.input_bytes * gated, for_weight=True))
         streams.append(Stream("gate of the output", 5 * _E * gated, 8 * _E * gated))
-    passing = Passing("query, key and value, before and after rotation", 2 * _E * n * (a + 2 * g) * d)
-    core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)
+    passing_bytes = 2 * _E * n * (a + 2 * g) * d
+    if dealt > g:  # there from before heads are dealt until attention is done, beside what was made and what was got
+        moved_bytes = 2 * _E * n * (g + dealt) * d
+        streams.append(Stream("keys and values, repeated for every head", moved_bytes, moved_bytes))
+        passing_bytes += 2 * _E * n * (2 * dealt - g) * d
+    passing = Passing("query, key and value, before and after rotation", passing_bytes)
+    core = _list_core(_Core(attention, a, d, d, _E * n * 2 * dealt * d), tokens, share)
     return Operators(
         products=(
             MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h, precision=share.precision),

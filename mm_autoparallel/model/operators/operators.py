@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mm_autoparallel.model.job.context_law import repeats_groups
 from mm_autoparallel.model.job.precision import RECIPES, Precision
 from mm_autoparallel.model.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.model.job.strategy import Strategy
@@ -103,6 +104,12 @@ class Share:
     def passing_ranks(self) -> int:
         """Context parallel ranks that hold other keys and values of the same heads while attention runs."""
         return self.cp // (self.dealing_ranks or self.cp) if self.exchanged_heads else self.cp
+
+    def dealt_groups(self, num_heads: float, num_groups: float) -> float:
+        """Of keys and values of a tensor parallel rank, as attention takes them: one a head where they are repeated."""
+        dealing = self.dealing_ranks or self.cp
+        repeated = self.exchanged_heads and repeats_groups(self.facts.repeated_groups, num_groups, dealing)
+        return num_heads if repeated else num_groups
 
     @property
     def unfused_fraction(self) -> float:

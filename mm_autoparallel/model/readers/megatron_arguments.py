@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.model.job.layers import Experts, LatentAttention, Layers, Norm
+from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Norm
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
@@ -116,7 +116,22 @@ def _read_layers(part: Section) -> Layers:
         qk_norm="head" if normed and not latent else None,
         rotary=_position_type(part) in ("rope", "yarn", "mrope"),
         latent=latent,
+        delta=_read_delta(part) if part.number("full_attention_interval", 0) else None,
+        output_gate=part.number("full_attention_interval", 0) > 0,
         experts=_read_experts(part, ffn_size),
+    )
+
+
+def _read_delta(part: Section) -> DeltaAttention:
+    """MindSpeed-LLM's Qwen3-Next: every full_attention_interval-th layer attends in full, with a gate on its output."""
+    num_layers, interval = part.layers("num_layers"), part.count("full_attention_interval")
+    return DeltaAttention(
+        num_key_heads=part.count("linear_num_key_heads"),
+        num_value_heads=part.count("linear_num_value_heads"),
+        key_head_dim=part.count("linear_key_head_dim"),
+        value_head_dim=part.count("linear_value_head_dim"),
+        conv_width=part.count("mamba_d_conv", 4),
+        full_layers=tuple(range(interval - 1, num_layers, interval)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.schedules.action import StageOrder
-from mm_autoparallel.pipeline.schedules.dualpipev import LEAST_ROUNDS, dualpipev
+from mm_autoparallel.pipeline.schedules.dualpipev import LEAST_ROUNDS, dualpipev, dualpipev_whole
 from mm_autoparallel.pipeline.schedules.gpipe import gpipe
 from mm_autoparallel.pipeline.schedules.interleaved import interleaved_1f1b, interleaved_1f1b_low_memory
 from mm_autoparallel.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -97,15 +97,18 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule("zbv", zbv, interleaved=True, periodic=False, splits=True, v_shaped=True),
         Schedule("v_half", v_half, interleaved=True, periodic=False, splits=True, v_shaped=True),
         Schedule("v_min", v_min, interleaved=True, periodic=False, splits=True, v_shaped=True),
-        Schedule(
-            "dualpipev",
-            dualpipev,
-            interleaved=True,
-            periodic=False,
-            splits=True,
-            pairs=True,
-            v_shaped=True,
-            least_rounds=LEAST_ROUNDS,
+        *(
+            Schedule(
+                order.__name__,
+                order,
+                interleaved=True,
+                periodic=False,
+                splits=True,
+                pairs=True,
+                v_shaped=True,
+                least_rounds=LEAST_ROUNDS,
+            )
+            for order in (dualpipev, dualpipev_whole)
         ),
         Schedule(GIVEN, _order_of_problem, interleaved=True, periodic=False, given_by="problem"),
         Schedule(FREE, _order_to_find, interleaved=False, periodic=False, splits=True, given_by="placement"),
@@ -120,9 +123,7 @@ OF_MICROBATCHES = tuple(
 """Schedules whose micro-batches and backwards are whole ones: those that a job can have without naming one."""
 
 OF_JOBS = tuple(
-    name
-    for name, schedule in SCHEDULES.items()
-    if schedule.num_pieces == 1 and schedule.given_by != "problem" and not schedule.pairs
+    name for name, schedule in SCHEDULES.items() if schedule.num_pieces == 1 and schedule.given_by != "problem"
 )
 """Those that a job can name: these, and others that part backwards, or whose order is to be found."""
 

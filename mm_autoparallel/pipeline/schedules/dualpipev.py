@@ -1,7 +1,9 @@
 """DualPipeV (DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe): a V of two chunks a stage whose main part runs a
 forward and a whole backward together, so that the one's exchanges hide behind the other's products. As torch's
 ScheduleDualPipeV has it (torch 2.13). The last stage is idle for (P - 1) (F&B + B - 3 W), where F&B is what a pair
-takes and P the stages; DeepSeek counts twice as many, those of its two directions.
+takes and P the stages; DeepSeek counts twice as many, those of its two directions. MindSpeed runs the same order with
+--dualpipev-dw-detach, and without it one whose last backwards are whole (core/pipeline_parallel/dualpipev,
+forward_backward_pipelining_with_cutinhalf).
 
 Two stages, five micro-batches, in order (letters in lower case are of chunk 1, brackets run together):
 
@@ -23,6 +25,16 @@ LEAST_ROUNDS = 2
 def dualpipev(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> StageOrder:
     """The order of `stage`; two chunks, the second of which runs back. It holds at most `2 num_stages + 1`
     forwards of its chunks at once."""
+    return _order(num_stages, num_microbatches, stage, parts_last=True)
+
+
+def dualpipev_whole(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> StageOrder:
+    """The order of `stage`; two chunks, the second of which runs back: as dualpipev, but for the last backwards, which
+    are whole. It holds as much at most, and stages idle longer at the end."""
+    return _order(num_stages, num_microbatches, stage, parts_last=False)
+
+
+def _order(num_stages: int, num_microbatches: int, stage: int, parts_last: bool) -> StageOrder:
     later = num_stages - stage - 1
     forwards, backwards = [0, 0], [0, 0]
     rows: list[tuple[int, int, int]] = []
@@ -68,9 +80,9 @@ def dualpipev(num_stages: int, num_chunks: int, num_microbatches: int, stage: in
     parted = False
     for i in range(stage + 1):
         is_middle = i == (stage + 1) // 2
-        parted = parted or (is_middle and stage % 2 == 1)
+        parted = parted or (parts_last and is_middle and stage % 2 == 1)
         backward(1, parted)
-        parted = parted or (is_middle and stage % 2 == 0)
+        parted = parted or (parts_last and is_middle and stage % 2 == 0)
         backward(0, parted)
     for _ in range(later):
         weight()
