@@ -87,15 +87,15 @@ def after_looks(number: int) -> Callable[[], bool]:
 def test_place_is_bounded_by_it_where_patterns_are_too_many() -> None:
     methods = [method for method in METHODS if method.name in ("annealing", "thinned mixtures")]
     num_bounded = 0
-    for seed in range(40):
+    for seed in range(15):
         problem = with_an_encoder(seed)
         chain = tuple(replace(b, forward_ms=0.2 * b.forward_ms) if b.modality == "vision" else b for b in problem.chain)
         problem = replace(problem, chain=chain)
         best_ms, _ = brute_force(problem)
-        result = place(problem, methods=methods, should_stop=after_looks(40))
+        result = place(problem, methods=methods, should_stop=after_looks(20))
         assert result.lower_bound_ms <= best_ms * (1 + 1e-9), seed
         num_bounded += result.proof == "mixtures"
-    assert num_bounded > 5
+    assert num_bounded > 3
 
 
 @pytest.mark.parametrize(
