@@ -131,7 +131,7 @@ def test_a_limit_ends_it(prepare: Prepare, codes: set[int], tmp_path: Path) -> N
     assert late_s < LATE_S
 
 
-# where the signal comes in a callback of the garbage collector, Python drops the first interrupt, and the next one ends it
+# where a signal comes in a callback of the garbage collector Python drops that interrupt, and the next one ends it
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("prepare", "codes"), [(prepare, codes) for prepare, _, codes in CASES])
 def test_a_signal_ends_it(prepare: Prepare, codes: set[int], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from mm_autoparallel.pipeline.placement.segments import Segments
 BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 #: Those without light blocks: what is left out of patterns lets levels be closer.
 THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
-#: The linear program's share of its work where mixtures work without light blocks (assumed).
+#: The linear program's share of its work where mixtures work without light blocks, and layers have one mode (assumed).
 BESIDE_THINNED_FRACTION = 0.1
 #: Those in which mixes of layouts are searched.
 LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
@@ -155,8 +155,13 @@ def _relax(run: Run, work: Work) -> None:
         ceiling_ms = run.most_fraction * run.upper_ms
         tree = run.fractions = run.fractions or FractionalTree(run.segments.problem, ceiling_ms)
         size = run.segments.problem.num_virtual_stages * run.segments.num_segments
-        num_iterations = int(work.iterations * (BESIDE_THINNED_FRACTION if run.can_thin else 1.0) * size)
-        tree.raise_bound(ceiling_ms, num_iterations, run.should_stop)
+        num_iterations = int(
+            work.iterations * (BESIDE_THINNED_FRACTION if run.segments.is_plain and run.can_thin else 1.0) * size
+        )
+        if run.best is None:  # a cutoff alone, that others reached: a bound below it is of little use
+            tree.advance(ceiling_ms, ceiling_ms, num_iterations, run.should_stop)
+        else:
+            tree.raise_bound(ceiling_ms, num_iterations, run.should_stop)
         run.raise_bound(tree.lower_bound_ms, "prices")
 
 

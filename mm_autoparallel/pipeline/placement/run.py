@@ -132,11 +132,10 @@ class Run:
 
     def can_list(self, method: str) -> bool:
         """Whether a method may list the patterns of each stage: passes are whole, micro-batches equal, and it had not
-        too many of them, or of a longer step.
+        too many of them, or of a longer step. What is being refuted without light blocks is not listed with them.
         """
-        return (
-            self.is_whole and self.is_equal and self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
-        )
+        is_fewer = self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
+        return self.is_whole and self.is_equal and is_fewer and (method == THINNED or self.thinned is None)
 
     @cached_property
     def light(self) -> tuple[Segments, Spread] | None:
