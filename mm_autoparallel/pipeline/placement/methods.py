@@ -224,6 +224,12 @@ def _grow(run: Run, tree: PatternTree, num_tasks: int) -> None:
             run.offer_patterns(tree.best, tree.best_ms)
 
 
+def _next_level(run: Run, fractions: tuple[float, ...]) -> float:
+    """The least fraction of the best step that the bound is still below, in ms."""
+    levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in fractions)
+    return next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+
+
 def _mix(run: Run, work: Work) -> None:
     """Prove that nothing is below some fraction of the best step, then a larger one, for about work.split_tasks.
 
@@ -232,8 +238,7 @@ def _mix(run: Run, work: Work) -> None:
     """
     num_tasks = work.split_tasks
     while num_tasks > 0 and not run.done and not run.should_stop():
-        levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in BOUND_FRACTIONS)
-        level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        level_ms = _next_level(run, BOUND_FRACTIONS)
         splits, run.splits = run.splits, None  # what holds placements that fit by rounding only is not gone on with
         if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
             tree = _plant(run, run.segments, level_ms, 0.0)
@@ -265,8 +270,7 @@ def _mix_thinned(run: Run, work: Work) -> None:
     refute, or the best step."""
     num_tasks = work.split_tasks
     while run.light is not None and num_tasks > 0 and not run.done and not run.should_stop():
-        levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in THINNED_FRACTIONS)
-        level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        level_ms = _next_level(run, THINNED_FRACTIONS)
         splits = run.thinned
         if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
             segments, spread = run.light
