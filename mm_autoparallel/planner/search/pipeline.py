@@ -112,17 +112,21 @@ class Pipeline:
         return self.strategies[0].vpp > 1
 
     @property
+    def is_dear(self) -> bool:
+        """Whether placing takes long, and a third bound comes before."""
+        return self.has_chunks or bool(self.strategies[0].layouts)
+
+    @property
     def is_refined(self) -> bool:
-        return self.num_refinements == (3 if self.has_chunks else 2)
+        return self.num_refinements == (3 if self.is_dear else 2)
 
     @property
     def rank(self) -> Rank:
         """The next to visit has the least: once all had their turn, the one that holds the bound of the space down, and
         before any is placed again, those whose bound is raised without that."""
-        is_dear = self.has_chunks or bool(self.strategies[0].layouts)
         if not self.num_unfinished:
-            return (0, is_dear, max(self.bound_ms, self.promised_ms), self.number)
-        return (1 if self.has_chunks and self.level.has_turns(True) else 2, is_dear, self.bound_ms, self.number)
+            return (0, self.is_dear, max(self.bound_ms, self.promised_ms), self.number)
+        return (1 if self.has_chunks and self.level.has_turns(True) else 2, self.is_dear, self.bound_ms, self.number)
 
     @property
     def name(self) -> str:
@@ -152,7 +156,8 @@ class Pipeline:
             self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"
             self.overflow_bytes, self.overflow_suffices = bound.overflow_bytes, bound.exact
         else:
-            self.raise_bound(bound.step_ms, "mixture of paths" if self.num_refinements > 2 else "paths")
+            is_mixed = self.has_chunks and self.num_refinements > 2
+            self.raise_bound(bound.step_ms, "mixture of paths" if is_mixed else "paths")
 
     def learn_from_betters(self) -> None:
         """Take the bounds of the pipelines that it cannot beat."""
@@ -325,8 +330,7 @@ class Pipeline:
         """What is fuller ranks above `aim_ms`, by the bounds of its level and of fills that were tried."""
         lower, known_ms = math.inf, self.within_ms
         while (better := self.caution.fill_at(aim_ms / known_ms)) < lower:
-            lower = better
-            known_ms = max(known_ms, self._floor_of(lower))
+            lower, known_ms = better, max(known_ms, self._floor_of(better))
         return lower
 
     def _raise_floor(self, fill: float, step_ms: float) -> None:
@@ -338,11 +342,11 @@ class Pipeline:
 
     def _least_fill(self) -> float:
         """How full its level counts the best placement of it: no level above has another best step."""
-        level = self.level
-        assert level.problem is not None
-        assert level.placement is not None
-        peaks = simulate(level.problem, level.placement).peak_memory_bytes
-        return level.fill_fraction * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
+        problem, placement = self.level.problem, self.level.placement
+        assert problem is not None
+        assert placement is not None
+        fills = simulate(problem, placement).peak_memory_bytes / np.array(problem.memory_limit_bytes)
+        return self.level.fill_fraction * float(np.max(fills))
 
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
@@ -355,12 +359,12 @@ class Pipeline:
         if np.isinf(self.within_ms):
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
-        is_sharp = self.has_chunks and self.is_refined
+        is_sharp = self.is_dear and self.is_refined
         bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=min(cutoff_ms, self.rank_ms))
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:
-            self.raise_bound(bound.step_ms, "mixture of paths" if is_sharp else "paths")
+            self.raise_bound(bound.step_ms, "mixture of paths" if is_sharp and self.has_chunks else "paths")
 
     def price(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
         """Raise the bound of its level by another turn of a linear program; whether there was one."""
@@ -386,8 +390,7 @@ class Pipeline:
     def close(self, cutoff_ms: float) -> None:
         """Note what the cutoff was, and forget the problem unless a placement of it was found."""
         self.level.pricing = None
-        if self.cutoff_ms is None:
-            self.cutoff_ms = cutoff_ms
+        self.cutoff_ms = cutoff_ms if self.cutoff_ms is None else self.cutoff_ms
         if self.placement is None:
             self.problem = None
 

@@ -83,7 +83,7 @@ def bound_step(
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
     sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds,
-    and bound each place for the first layer of the main kind by itself.
+    and bound each place for the first layer of the main kind by itself; with layouts, count mixes of whole layers.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
     milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at.
@@ -102,7 +102,7 @@ def bound_step(
             step_ms = cuts.bound(step_ms, look) if cuts else step_ms
         return replace(bound, step_ms=step_ms, exact=False)
     if has_layouts(problem):
-        return replace(_bound_layouts(problem, look), exact=False)
+        return replace(_bound_layouts(problem, sharpen, look), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)
     segments = cut_into_segments(scaled)
     reason = explain_windows(segments)
@@ -163,7 +163,7 @@ def _bound_free(
     return Bound(low_ms)
 
 
-def _bound_layouts(problem: Problem, look: Look) -> Bound:
+def _bound_layouts(problem: Problem, sharpen: bool, look: Look) -> Bound:
     """The bound of the problem that has the least of each figure, with the loads of the true one's mixes."""
     from mm_autoparallel.pipeline.placement.patterns.layout_patterns import least_mixed_loads
 
@@ -173,7 +173,7 @@ def _bound_layouts(problem: Problem, look: Look) -> Bound:
         return Bound(np.inf, reason)
     try:
         return bound_one_chunk(
-            segments, 1.0, 1.0, floor_ms, look, lambda: least_mixed_loads(cut_into_segments(problem))
+            segments, 1.0, 1.0, floor_ms, look, lambda: least_mixed_loads(cut_into_segments(problem), sharpen)
         )
     except Stopped:
         return Bound(floor_ms)

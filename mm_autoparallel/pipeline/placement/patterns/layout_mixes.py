@@ -9,7 +9,7 @@ chunk a stage, so memory ends as one sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple, TypeVar
 
@@ -97,18 +97,18 @@ class StageMixes:
         self.passing_bytes = min(block.transient_bytes for block in relaxed(segments.problem).chain)
         self.num_left = MAX_COMPARISONS
         self.chain = segments.problem.chain
+        self._values = {id(block): self._list_values(block) for block in self.chain}
         a, b = segments.start[held.begin], segments.start[held.end]
         self.low, self.high = segments.before[:, a].T, segments.before[:, b].T  # [intervals, G]
-        self.constants = [self._constant(begin, end) for begin, end in zip(a.tolist(), b.tolist(), strict=True)]
+        self.constants = self._list_constants(a, b)
         self.layers = [
             [block for block in self.chain if block.modes and block.group == name for _ in range(block.count)]
             for name in segments.groups
         ]
         self.weights, self.budgets = self._add_prices(weights, budgets)
         self.least = [self._least_sums(layers) for layers in self.layers]
-        self.may_step = self._step_may_bind()
 
-    def values_of(self, block: ChainBlock, mode: Mode | None) -> Floats:
+    def _values_of(self, block: ChainBlock, mode: Mode | None) -> Floats:
         """[8] of one layer of `block` in `mode`; None: in none."""
         own: ChainBlock | Layout = mode.layout if mode is not None and mode.layout is not None else block
         shard_bytes = own.step_once_bytes if own.step_shard_bytes is None else own.step_shard_bytes
@@ -137,47 +137,50 @@ class StageMixes:
         all_weights, all_budgets = [np.append(weights, np.zeros((len(weights), 1)), axis=1)], [budgets]
         if blocks and np.isfinite(self.room_bytes):
             block = max(blocks, key=lambda block: block.count)
-            values = self._each_mode(block)
+            values = self._values[id(block)]
             for path, of in enumerate(weights):
                 prices = _hull_slopes(values[:, WORK], values[:, [FORWARD, BACKWARD]] @ of)
                 all_weights.append(np.column_stack([np.tile(of, (len(prices), 1)), prices]))
                 all_budgets.append(budgets[:, [path]] + prices * self.room_bytes)
         return np.concatenate(all_weights), np.concatenate(all_budgets, axis=1)
 
-    def _step_may_bind(self) -> bool:
+    @cached_property
+    def _may_step(self) -> bool:
         """Whether the optimizer's step could be what does not fit, of all that an interval may hold."""
         most_bytes = np.array([constant[STEP] for constant in self.constants])
         once_bytes = max((constant[ONCE] for constant in self.constants), default=0.0)
         for group, layers in enumerate(self.layers):
-            most = {block: self._each_mode(block)[:, [STEP, ONCE]].max(axis=0) for block in set(layers)}
-            sums = np.cumsum([0.0, *(most[block][0] for block in layers)])
+            most = {name: values[:, [STEP, ONCE]].max(axis=0) for name, values in self._values.items()}
+            sums = np.cumsum([0.0, *(most[id(block)][0] for block in layers)])
             most_bytes = most_bytes + sums[self.high[:, group]] - sums[self.low[:, group]]
-            once_bytes = max(once_bytes, *(found[1] for found in most.values()))
+            once_bytes = max([once_bytes, *(most[id(block)][1] for block in layers)])
         return bool(np.any(most_bytes + once_bytes > self.room_bytes))
 
-    def _each_mode(self, block: ChainBlock) -> Floats:
+    def _list_values(self, block: ChainBlock) -> Floats:
         """[modes + 1, 8] of one layer of the block, in none first."""
-        return np.array([self.values_of(block, mode) for mode in (None, *block.modes)])
+        return np.array([self._values_of(block, mode) for mode in (None, *block.modes)])
 
-    def _constant(self, begin: int, end: int) -> Floats:
-        """[8] of the flat blocks begin to end that have no modes."""
-        rows = Rows(np.zeros((1, 8)), np.zeros((1, 0), dtype=np.int64))
-        for e in self.segments.flat[begin:end].tolist():
-            if not self.chain[e].modes:
-                rows = rows.add(self.values_of(self.chain[e], None))
-        sums: Floats = rows.values[0]
-        return sums
+    def _list_constants(self, begin: Ints, end: Ints) -> list[Floats]:
+        """[8] of the blocks without modes among the flat ones begin to end, of each interval."""
+        bare = [e for e, number in enumerate(self.segments.flat.tolist()) if not self.chain[number].modes]
+        found: dict[tuple[int, int], Floats] = {}
+        ranges = list(zip(*np.searchsorted(bare, [begin, end]).tolist(), strict=True))
+        for first, last in set(ranges):
+            rows = Rows(np.zeros((1, 8)), np.zeros((1, 0), dtype=np.int64))
+            for e in bare[first:last]:
+                rows = rows.add(self._values[id(self.chain[self.segments.flat[e]])][0])
+            found[first, last] = rows.values[0]
+        return [found[each] for each in ranges]
 
     def _least_sums(self, layers: Sequence[ChainBlock]) -> Floats:
         """[layers + 1, paths + 2] prefix sums of the least that each layer costs on a path, needs at work, and at the
         step."""
         least = {}
-        for block in set(layers):
-            values = self._each_mode(block)
+        for name, values in self._values.items():
             costs = values[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
-            least[block] = np.column_stack([costs, values[:, WORK], values[:, STEP]]).min(axis=0)
+            least[name] = np.column_stack([costs, values[:, WORK], values[:, STEP]]).min(axis=0)
         sums = np.zeros((len(layers) + 1, len(self.weights) + 2))
-        np.cumsum([least[block] for block in layers], axis=0, out=sums[1:])
+        np.cumsum([least[id(block)] for block in layers], axis=0, out=sums[1:])
         return sums
 
     def _measure(self, values: Floats) -> Floats:
@@ -209,7 +212,7 @@ class StageMixes:
         else:
             columns = [forward_ms, backward_ms, factor * backward_ms + tail_ms]
         if self.compare == "bytes" or (self.compare == "all" and not is_final):
-            columns += [values[:, [WORK, TRANSIENT]], *([values[:, [STEP, SHARD, ONCE]]] if self.may_step else [])]
+            columns += [values[:, [WORK, TRANSIENT]], *([values[:, [STEP, SHARD, ONCE]]] if self._may_step else [])]
         kept, self.num_left = undominated_rows(np.concatenate(columns, axis=1), self.num_left)
         if self.num_left < 0:
             raise TooManyPatterns
@@ -263,7 +266,7 @@ class StageMixes:
             grown = [nothing]
             for n in range(1, size):
                 own = layers[n - 1]
-                values = self.values_of(own, None if mode is None else own.modes[mode])
+                values = self._values[id(own)][0 if mode is None else mode + 1]
                 longer = join_rows([base[n - 1], grown[n - 1]]).add(values, None if mode is None else first + mode)
                 grown.append(self.keep(longer, limits[n]))
             return grown
@@ -317,6 +320,20 @@ class StageMixes:
             return float(loads_ms.min()) if len(loads_ms) else np.inf
 
         return np.array(self._each(least))
+
+    def relaxed_loads(self) -> Floats:
+        """[intervals] no more than `least_loads`: each layer runs in parts in whatever modes, resharding left out."""
+        constants = np.reshape(self.constants, (-1, 8))
+        costs = constants[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
+        need_bytes = constants[:, WORK] + self.passing_bytes
+        for group, least in enumerate(self.least):
+            sums = least[self.high[:, group]] - least[self.low[:, group]]
+            costs, need_bytes = costs + sums[:, : costs.shape[1]], need_bytes + sums[:, -2]
+        is_load = np.all(self.weights[:, :2] == 1.0, axis=1)  # in whole, and at prices of bytes
+        prices = self.weights[is_load, 2]
+        spared = np.where(prices, prices * (self.room_bytes - self.passing_bytes), 0.0)
+        loads_ms = (costs[:, is_load] - spared).max(axis=1)
+        return np.where(need_bytes <= self.room_bytes, loads_ms, np.inf)
 
     def _each(self, finish: Callable[[Rows], Found]) -> list[Found]:
         """Of each interval what `finish` makes of all its mixes; once for those that hold the same."""

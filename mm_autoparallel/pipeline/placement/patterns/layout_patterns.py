@@ -87,9 +87,10 @@ def list_mixed_patterns(
     return patterns
 
 
-def least_mixed_loads(segments: Segments) -> Floats:
+def least_mixed_loads(segments: Segments, is_exact: bool) -> Floats:
     """[P, N + 1, N + 1] the least forward and backward in ms, for one micro-batch, of a stage that holds segments begin
-    to end, as far as that is below MOST_LOAD times the average, and less where it is more.
+    to end, as far as that is below MOST_LOAD times the average, and less where it is more. is_exact: of whole layers;
+    else of parts of them, in a small part of the time.
     """
     problem = segments.problem
     graph = full_graph(problem.schedule, problem.num_stages, 1, problem.num_microbatches)
@@ -101,7 +102,8 @@ def least_mixed_loads(segments: Segments) -> Floats:
     with suppress(TooManyPatterns):
         for stage, factor in enumerate(problem.time_factors):
             held = list_intervals(segments, stage, most_ms)
-            least_ms = factor * _mixes(segments, graph, held, stage, most_ms, None, "load").least_loads()
+            mixes = _mixes(segments, graph, held, stage, most_ms, None, "load")
+            least_ms = factor * (mixes.least_loads() if is_exact else mixes.relaxed_loads())
             loads_ms[stage, held.begin, held.end] = np.minimum(least_ms, most_ms) * (1.0 - ROUNDING_FRACTION)
     return loads_ms
 
