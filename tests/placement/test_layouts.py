@@ -20,8 +20,10 @@ from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
 from mm_autoparallel.pipeline.certify.verify import verify
 from mm_autoparallel.pipeline.laid_out import relaxed
-from mm_autoparallel.pipeline.placement import place
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.methods import METHODS
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.placement.run import TREE
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_document, problem_from_entry
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -127,6 +129,21 @@ def test_place_and_verify_equal_brute_force(batch: int) -> None:
         if verdict.wrong:
             wrong[seed] = verdict.wrong
     assert not wrong
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(b, marks=pytest.mark.nightly) for b in range(1, 10))])
+def test_mixtures_alone_equal_brute_force_and_are_confirmed(batch: int, tmp_path: Path) -> None:
+    methods, num_confirmed = [method for method in METHODS if method.name != TREE], 0
+    for seed in range(batch * 20, (batch + 1) * 20):
+        with suppress(JobError):  # where the problem contradicts itself
+            pipeline, path = read(problem(f"{LAYOUTS}-{seed}")), tmp_path / f"{seed}.json"
+            by_all, by_mixtures = place(pipeline), place(pipeline, methods=methods)
+            assert (by_mixtures.status, by_mixtures.step_ms) == (by_all.status, pytest.approx(by_all.step_ms)), seed
+            if by_mixtures.proof == "mixtures":
+                write_certificate(path, pipeline, by_mixtures)
+                assert verify(read_certificate(path)).method == "mixtures"
+                num_confirmed += 1
+    assert num_confirmed > 3
 
 
 def test_more_memory_never_slows_the_best_step_and_bounds_stay_below() -> None:

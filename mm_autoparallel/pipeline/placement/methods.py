@@ -36,8 +36,6 @@ BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTI
 THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 #: The linear program's share of its work where mixtures work without light blocks, and layers have one mode (assumed).
 BESIDE_THINNED_FRACTION = 0.1
-#: Those in which mixes of layouts are searched.
-LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
 STALE_FRACTION = 5e-4
 #: Of what lies between bound and best step: so much below the best, a second search beside the mixtures looks for
@@ -167,31 +165,12 @@ def _relax(run: Run, work: Work) -> None:
 
 def _search_tree(run: Run, work: Work) -> None:
     """Go on with the pattern tree; with a new one, of fewer patterns, where the best step has fallen."""
-    if run.segments.has_layouts:
-        _climb(run, work)
-        return
     if run.tree is None or run.upper_ms < run.tree_began_ms * REBUILD_FRACTION:
         run.tree, run.tree_began_ms = None, run.upper_ms
         run.tree = _plant(run, run.segments, run.upper_ms, run.gap_fraction)
     _grow(run, run.tree, work.tree_tasks)
     run.num_bounds = run.tree.num_nodes
     run.raise_bound(run.tree.lower_bound_ms, "tree")
-
-
-def _climb(run: Run, work: Work) -> None:
-    """Layouts: the lower a step, the fewer mixes are part of one. Where those of the best step are too many, low ones
-    are searched first, then higher ones.
-    """
-    highest_ms = run.upper_ms
-    for fraction in LAYOUT_FRACTIONS if TREE in run.too_many_ms else (1.0,):
-        level_ms = min(fraction * highest_ms, run.upper_ms)
-        if run.done or level_ms <= run.lower_ms:
-            continue
-        tree = _plant(run, run.segments, level_ms, run.gap_fraction)
-        while not tree.exhausted and not run.should_stop():
-            _grow(run, tree, work.tree_tasks)
-        run.num_bounds += tree.num_nodes
-        run.raise_bound(tree.lower_bound_ms, "tree")
 
 
 def _plant(run: Run, segments: Segments, upper_ms: float, gap_fraction: float) -> PatternTree:
@@ -205,9 +184,13 @@ def _plant(run: Run, segments: Segments, upper_ms: float, gap_fraction: float) -
 
 def _list_below(run: Run, segments: Segments, upper_ms: float) -> list[StagePatterns]:
     """Of each stage, everything in `segments` that a step below upper_ms can use. Raises TooManyPatterns."""
-    problem = segments.problem
-    patterns = list_mixed_patterns(segments, run.full, upper_ms, run.should_stop) if segments.has_layouts else []
-    for stage in range(len(patterns), problem.num_stages):
+    if segments.has_layouts:
+        if run.mixed is None or run.mixed_ms < upper_ms:
+            run.mixed = list_mixed_patterns(segments, run.full, upper_ms, run.should_stop)
+            run.mixed_ms = upper_ms
+        return run.mixed
+    problem, patterns = segments.problem, []
+    for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(segments, run.full, stage, *load_limits(problem, segments, stage, upper_ms)))
@@ -351,12 +334,14 @@ METHODS = (
         _polish,
     ),
     # settles most chunked and all moderate problems
-    Method(TREE, "tree", lambda run: run.has_step and (run.can_list(TREE) or run.segments.has_layouts), _search_tree),
-    # settles chunked ones that the tree leaves open, or leaves a small gap
+    Method(TREE, "tree", lambda run: run.has_step and run.can_list(TREE), _search_tree),
+    # settles chunked ones, and those with layouts, that the tree leaves open, or leaves a small gap
     Method(
         MIXTURES,
         "mixtures",
-        lambda run: run.has_chunks and run.has_step and run.can_list(MIXTURES) and not run.done,
+        lambda run: (
+            (run.has_chunks or run.segments.has_layouts) and run.has_step and run.can_list(MIXTURES) and not run.done
+        ),
         _mix,
     ),
     # settles long pipelines of one chunk, and whatever the others cannot list: parted backwards, given orders

@@ -108,9 +108,9 @@ def _search(run: Run, methods: Sequence[Method]) -> None:
             try:
                 method.advance(run, work)
             except TooManyPatterns:
-                was_too_many = method.name in run.too_many_ms
                 run.too_many_ms[method.name] = run.upper_ms
-                run.ended = run.segments.has_layouts and was_too_many and not run.should_stop()
+                proves = any(each.proof != "none" and each.able(run) for each in methods)
+                run.ended = run.segments.has_layouts and not proves and not run.should_stop()
                 run.reason = "the mixes of layouts of a stage are too many to be listed" if run.ended else ""
             if run.ended or run.should_stop() or (method.proof != "none" and run.done):
                 return

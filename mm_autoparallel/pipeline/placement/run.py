@@ -45,8 +45,8 @@ SPLIT_TASKS = 200_000_000
 
 class Work(NamedTuple):
     """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them and of the tree,
-    deterministic seconds of the solver; with several chunks also simulated tasks of the mixtures, and iterations of the
-    linear program for each virtual stage and segment.
+    deterministic seconds of the solver, simulated tasks of the mixtures, and iterations of the linear program for each
+    virtual stage and segment.
     """
 
     moves: int
@@ -60,9 +60,10 @@ class Work(NamedTuple):
 def rounds(num_chunks: int) -> Iterator[Work]:
     """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds the best."""
     if num_chunks == 1:
-        yield Work(50, 100_000_000, 200_000_000, 10.0)
+        yield Work(50, 100_000_000, 200_000_000, 10.0, 4_000_000_000)
         for n in count():
-            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 20.0 * 2**n)
+            more = 2**n
+            yield Work(500 * more, 1_000_000_000 * more, 500_000_000 * more, 20.0 * more, 4_000_000_000 * more)
     else:
         yield Work(300, 100_000_000, 300_000_000, 0.3, SPLIT_TASKS, 20)
         # most of what annealing gains on large problems, in some two seconds: a better step also proves more
@@ -81,6 +82,7 @@ class Run:
     whole. upper_ms, best: the best step known, or of interest, and its placement; lower_ms, proof: the bound of all
     placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done,
     for `reason` where that is no proof.
+    mixed: of layouts, what each stage may hold in a step below mixed_ms.
     tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
     too many patterns. splits, thinned, fractions, cuts: what the other proofs go on from; dive: what looks for better
     placements beside splits, where it can (dives).
@@ -103,6 +105,8 @@ class Run:
     infeasible: PlacementResult | None = None
     ended: bool = False
     reason: str = ""
+    mixed: list[StagePatterns] | None = None
+    mixed_ms: float = 0.0
     tree: PatternTree | None = None
     tree_began_ms: float = np.inf
     too_many_ms: dict[str, float] = field(default_factory=dict)

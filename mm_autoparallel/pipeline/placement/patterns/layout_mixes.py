@@ -90,7 +90,7 @@ class StageMixes:
         budgets: Floats,
         compare: Compare,
     ) -> None:
-        self.segments, self.held, self.in_flight = segments, held, in_flight
+        self.segments, self.in_flight = segments, in_flight
         self.factor = segments.problem.time_factors[stage]
         self.room_bytes = room_bytes
         self.compare = compare
@@ -177,17 +177,19 @@ class StageMixes:
         step."""
         least = {}
         for name, values in self._values.items():
-            costs = values[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
-            least[name] = np.column_stack([costs, values[:, WORK], values[:, STEP]]).min(axis=0)
+            least[name] = np.column_stack([self._costs(values), values[:, [WORK, STEP]]]).min(axis=0)
         sums = np.zeros((len(layers) + 1, len(self.weights) + 2))
         np.cumsum([least[id(block)] for block in layers], axis=0, out=sums[1:])
         return sums
 
+    def _costs(self, values: Floats) -> Floats:
+        """[n, paths] what rows cost on each path."""
+        return values[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
+
     def _measure(self, values: Floats) -> Floats:
-        """[n, paths + 2] what rows cost on each path, and need at work and at the step."""
-        costs = values[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
+        """[n, paths + 2] the same, and what rows need at work and at the step."""
         passing_bytes = self.passing_bytes if self.compare == "load" else values[:, TRANSIENT]
-        return np.column_stack([costs, values[:, WORK] + passing_bytes, values[:, STEP]])
+        return np.column_stack([self._costs(values), values[:, WORK] + passing_bytes, values[:, STEP]])
 
     def keep(self, rows: Rows, limits: Floats) -> Rows:
         """Those within limits [paths + 2] that no other undercuts. Raises TooManyPatterns, comparisons spent."""
@@ -202,15 +204,14 @@ class StageMixes:
             return rows
         values, problem = rows.values, self.segments.problem
         forward_ms, backward_ms, tail_ms = (values[:, [column]] for column in (FORWARD, BACKWARD, TAIL))
-        factor = self.factor
         if self.compare == "load":
             columns = [forward_ms + backward_ms, values[:, [WORK]]]
         elif self.compare == "bytes":
             columns = []
         elif problem.num_stages == 1:
-            columns = [problem.num_microbatches * factor * (forward_ms + backward_ms) + tail_ms]
+            columns = [problem.num_microbatches * self.factor * (forward_ms + backward_ms) + tail_ms]
         else:
-            columns = [forward_ms, backward_ms, factor * backward_ms + tail_ms]
+            columns = [forward_ms, backward_ms, self.factor * backward_ms + tail_ms]
         if self.compare == "bytes" or (self.compare == "all" and not is_final):
             columns += [values[:, [WORK, TRANSIENT]], *([values[:, [STEP, SHARD, ONCE]]] if self._may_step else [])]
         kept, self.num_left = undominated_rows(np.concatenate(columns, axis=1), self.num_left)
@@ -305,11 +306,8 @@ class StageMixes:
 
     def list_rows(self) -> list[Rows]:
         """Of each interval its mixes within the limits; of those the fastest, whatever their bytes."""
-        found = []
-        for i, rows in enumerate(self._each(self._finish)):
-            costs = rows.values[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
-            found.append(rows.select(_keeps(costs, self.budgets[i])))
-        return found
+        found = zip(self._each(self._finish), self.budgets, strict=True)
+        return [rows.select(_keeps(self._costs(rows.values), budgets)) for rows, budgets in found]
 
     def least_loads(self) -> Floats:
         """[intervals] the least forward and backward of mixes whose sums of bytes fit; infinite where none does."""
@@ -324,16 +322,13 @@ class StageMixes:
     def relaxed_loads(self) -> Floats:
         """[intervals] no more than `least_loads`: each layer runs in parts in whatever modes, resharding left out."""
         constants = np.reshape(self.constants, (-1, 8))
-        costs = constants[:, [FORWARD, BACKWARD, WORK]] @ self.weights.T
-        need_bytes = constants[:, WORK] + self.passing_bytes
+        sums = np.column_stack([self._costs(constants), constants[:, [WORK, STEP]]])
         for group, least in enumerate(self.least):
-            sums = least[self.high[:, group]] - least[self.low[:, group]]
-            costs, need_bytes = costs + sums[:, : costs.shape[1]], need_bytes + sums[:, -2]
+            sums += least[self.high[:, group]] - least[self.low[:, group]]
         is_load = np.all(self.weights[:, :2] == 1.0, axis=1)  # in whole, and at prices of bytes
-        prices = self.weights[is_load, 2]
-        spared = np.where(prices, prices * (self.room_bytes - self.passing_bytes), 0.0)
-        loads_ms = (costs[:, is_load] - spared).max(axis=1)
-        return np.where(need_bytes <= self.room_bytes, loads_ms, np.inf)
+        room_bytes, prices = self.room_bytes - self.passing_bytes, self.weights[is_load, 2]
+        loads_ms = sums[:, :-2][:, is_load] - np.where(prices, prices * room_bytes, 0.0)
+        return np.where(sums[:, -2] <= room_bytes, loads_ms.max(axis=1), np.inf)
 
     def _each(self, finish: Callable[[Rows], Found]) -> list[Found]:
         """Of each interval what `finish` makes of all its mixes; once for those that hold the same."""
