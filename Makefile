@@ -16,6 +16,8 @@ MEGATRON_0_12 ?=
 # frameworks whose own parsers check exports (tests/frameworks/environments/), none: all; the folder of their environments
 NAMES ?=
 ENVIRONMENTS ?= .venv-frameworks
+# checkout of pytorch/torchtitan, newer than 0.3, for `make nightly`; none: its parser is left out
+TORCHTITAN ?=
 # folder profiler/tinker of a checkout of Ascend/mstt, for `make nightly`; none: Tinker itself is left out
 TINKER ?=
 # checkouts of PKU-DAIR/Hetu-Galvatron and FeixLiu/paddle-galvatron, for `make nightly`; none: they are left out
@@ -81,6 +83,7 @@ nightly:
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MINDSPEED_LLM),--megatron $(MINDSPEED_LLM)/examples)
 	$(PYTHON) tests/frameworks/mindspeed_llm_parser.py --seed $(NIGHT) $(if $(MINDSPEED_LLM),--mindspeed-llm $(MINDSPEED_LLM)) $(if $(MINDSPEED),--mindspeed $(MINDSPEED)) $(if $(MEGATRON_0_12),--megatron $(MEGATRON_0_12))
 	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
+	$(PYTHON) tests/frameworks/torchtitan_main_parser.py --seed $(NIGHT) $(if $(TORCHTITAN),--checkout $(TORCHTITAN) --environment $(ENVIRONMENTS)/torchtitan)
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
 	$(PYTHON) tests/frameworks/galvatron_2_4_0.py --seed $(NIGHT) $(if $(GALVATRON_2_4_0),--sources $(GALVATRON_2_4_0) --python $(ENVIRONMENTS)/galvatron/bin/python)
 	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron) $(if $(PADDLE_GALVATRON),--paddle $(PADDLE_GALVATRON))

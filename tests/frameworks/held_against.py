@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import subprocess
@@ -38,9 +39,12 @@ BROKEN, WRONG = 10, 5
 class Probe:
     """The other environment's process, asked line by line."""
 
-    def __init__(self, environment: Path, name: str) -> None:
+    def __init__(self, environment: Path, name: str, checkout: Path | None = None) -> None:
         command = [str(environment / "bin" / "python"), "-P", str(PROBES / f"{name}.py")]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        path = {"PYTHONPATH": str(checkout.resolve())} if checkout else {}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | path
+        )
 
     def ask(self, files: Mapping[str, str], world_size: int) -> dict[str, Any]:
         """What the framework makes of `files`; under `refused` why it does not take them."""
@@ -77,21 +81,27 @@ def main(
     read_back: str = "",
     into: Mapping[str, str] | None = None,
     probe_name: str = "",
+    of_checkout: bool = False,
 ) -> int:
     """Draw, export, ask, compare, break. expect: what the probe must say of a plan. change: what a drawn plan becomes
     before it is exported. version, read_back: of the framework and what `import` reads of it, where they are not the
     first ones. into: name → text of a file that plans are written into, where new ones are not. probe_name: of the
-    probe, where the framework has several. Prints counts; 1 where the framework disagrees."""
+    probe, where the framework has several. of_checkout: its code is no release's, but a checkout's. Prints counts; 1
+    where the framework disagrees."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--environment", type=Path, metavar="DIR", help="made by environments.py")
+    parser.add_argument("--checkout", type=Path, metavar="DIR", help="the framework's code, over the environment's")
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.environment is None or not (arguments.environment / "bin" / "python").exists():
         print(f"{framework}: no environment is given; nothing was checked")
         return 0
+    if of_checkout and arguments.checkout is None:
+        print(f"{framework}: no checkout is given; nothing was checked")
+        return 0
     rng, counts, wrong = random.Random(arguments.seed), Counter[str](), list[str]()
-    probe = Probe(arguments.environment, probe_name or framework.replace("-", "_"))
+    probe = Probe(arguments.environment, probe_name or framework.replace("-", "_"), arguments.checkout)
     back = read_back or find_exporter(framework, version or None)[0].read_back
     with tempfile.TemporaryDirectory() as place:
         folder, number = Path(place), 0

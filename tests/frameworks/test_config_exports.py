@@ -17,6 +17,7 @@ from mm_autoparallel.api.imported import find_kind, import_launch
 from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.integrations.accelerate.written import spell
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.python_text import read_lists
 from mm_autoparallel.planner.plan import Plan
@@ -111,7 +112,7 @@ def test_a_configuration_changes_its_kind_with_zero(tmp_path: Path, model: Path)
         ),
         ("dp_shard_size: 8", "dp_shard_size: 4", "multiplies to 4 and num_processes is 8"),
         ("dp_shard_size: 8", "dp_shard_size: eight", "a whole number of at least 1"),
-        ("distributed_type: FSDP", "distributed_type: DEEPSPEED", "planned are MEGATRON_LM"),
+        ("distributed_type: FSDP", "distributed_type: XLA", "planned are MEGATRON_LM"),
         ("mixed_precision: bf16", "mixed_precision: fp8", "bf16 or fp16 is planned"),
         ("fsdp_version: 2", "fsdp_version: 2\n  fsdp_offload_params: true", "keeps weights on the host"),
     ],
@@ -124,7 +125,95 @@ def test_what_no_plan_says_is_named(old: str, new: str, told: str, tmp_path: Pat
         import_launch(path, framework="accelerate", device="h100-80g", given=given(model, world_size=None))
 
 
+ENGINE = """compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  zero_stage: 3
+  offload_optimizer_device: cpu
+  offload_param_device: none
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+parallelism_config:
+  parallelism_config_dp_shard_size: 4
+  parallelism_config_sp_size: 2
+"""
+
+
+def test_keys_of_deepspeed_in_a_configuration_of_accelerate_are_a_plan(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ENGINE)
+    plan = import_launch(path, device="h100-80g", given=given(model, world_size=None)).estimate.plan
+    strategy = plan.strategy
+    assert (strategy.dp, strategy.cp, strategy.cp_kind, strategy.zero) == (4, 2, "all_to_all", 3)
+    assert strategy.optimizer_offload
+    assert plan.num_microbatches == 4
+    path.write_text(ENGINE.replace("zero_stage: 3", "gradient_accumulation_steps: 2").replace(": cpu", ": none"))
+    _, kind = find_kind(path, None)
+    plan = kind.read_plan(path, given(model, world_size=None, global_batch_size=None))
+    assert (plan.strategy.zero, plan.strategy.optimizer_offload, plan.global_batch_size) == (2, False, 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("zero_stage: 3", "zero_stages: 3", 'zero_stages is not known there.*"zero_stage"'),
+        ("zero_stage: 3", "zero_stage: 4", "stage is 4; 0 to 3 are known"),
+        ("zero_stage: 3", "deepspeed_config_file: ds.json", 'is "ds.json", which says the rest; import that file'),
+        ("zero_stage: 3", "gradient_accumulation_steps: 8", "refuses to start"),
+        ("offload_param_device: none", "offload_param_device: cpu", "weights on the host"),
+        ("offload_optimizer_device: cpu", "offload_optimizer_device: nvme", 'is "nvme"; none and cpu are planned'),
+        ("dp_shard_size: 4", "dp_shard_size: 8", "multiplies to 16 and num_processes is 8"),
+        ("_sp_size: 2", "_cp_size: 2", "parallelism_config_cp_size is FSDP's"),
+    ],
+)
+def test_what_no_plan_says_of_deepspeed_is_named(old: str, new: str, told: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert old in ENGINE
+    path.write_text(ENGINE.replace(old, new))
+    with pytest.raises(PlannerError, match=told):
+        import_launch(path, device="h100-80g", given=given(model, world_size=None))
+
+
+def test_lint_looks_at_keys_of_deepspeed_and_mends_them_by_no_other_kind(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ENGINE.replace("zero3_init_flag", "zero3_init_flags"))
+    (found,) = lint_files([path], given=given(model, world_size=None, global_batch_size=None)).findings[:1]
+    assert (found.rule.key, found.line, found.mend) == ("misspelt-flag", 6, "zero3_init_flag")
+    for text, told in ((ENGINE, ""), (ACCELERATE, "fsdp_config.fsdp_activation_checkpointing: false")):
+        path.write_text(text)
+        found = import_launch(path, device="h100-80g", given=given(model, world_size=None))
+        plan = replace(PLANS["kept_weights"], layers={"text": (24,)})
+        again, none = (replace(plan, recompute={"text": (count,)}) for count in (24, 0))
+        assert spell(path, again, none, found.job) == told
+
+
+def test_a_plan_takes_the_keys_of_deepspeed_out(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ENGINE)
+    export_plan(PLANS["kept_weights"], None, "accelerate", into=(path,))
+    document = yaml.safe_load(path.read_text())
+    assert (document["distributed_type"], document["deepspeed_config"]) == ("FSDP", {})
+
+
 # ------------------------------------------------------------------------------------------------------------ DeepSpeed
+
+
+def test_comments_of_people_are_no_keys(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED.replace("{", '{\n    "_comment": "ours",', 1))
+    assert import_launch(path, device="h100-80g", given=given(model)).estimate.plan.strategy.zero == 3
+
+
+def test_a_micro_batch_that_the_code_sets_is_asked_for(model: Path, tmp_path: Path) -> None:
+    """With the whole batch in one micro-batch the peak would be another run's."""
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED.replace('_gpu": 2', '_gpu": "auto"'))
+    with pytest.raises(JobError, match="leaves train_micro_batch_size_per_gpu to the training's code; say it with"):
+        import_launch(path, device="h100-80g", given=given(model, micro_batch_size=None))
+    found = import_launch(path, device="h100-80g", given=given(model, micro_batch_size=4))
+    assert (found.estimate.plan.strategy.mbs, found.estimate.plan.num_microbatches) == (4, 2)
 
 
 def test_a_configuration_of_deepspeed_is_read_without_its_layers(model: Path, tmp_path: Path) -> None:

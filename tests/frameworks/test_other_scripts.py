@@ -51,7 +51,9 @@ def test_norms_are_spelt_in_small_letters_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("--deepspeed", "--deepspeed trains by DeepSpeed's engine, whose own configuration says ZeRO and stages"),
+        ("--deepspeed", "line 6: --deepspeed trains by DeepSpeed's engine, whose own configuration says ZeRO"),
+        ("--checkpoint-activations --deepspeed", "line 6: --deepspeed trains by DeepSpeed's engine"),
+        ("--moe-train-capacity-factor 1.0 --deepspeed", "line 6: --deepspeed trains by DeepSpeed's engine"),
         ("--activations-checkpoint-method uniform", "is of old releases of Megatron-LM; pass --recompute-granularity"),
     ],
 )
@@ -70,6 +72,29 @@ def test_scripts_of_another_entry_are_looked_at_by_themselves(tmp_path: Path) ->
     found = lint_files(paths, framework="megatron-core")
     assert list(found.files) == paths
     assert {one.path for one in found.findings} == {*paths}
+
+
+def test_a_fork_s_own_entry_is_told_how_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"torchrun --nnodes 1 --nproc_per_node 8 pretrain_qwen.py {FLAGS}\n")
+    with pytest.raises(JobError, match=r"where pretrain_qwen\.py trains a decoder as .* --from megatron-core reads it"):
+        import_launch(path, device="h100-80g")
+    assert import_launch(path, device="h100-80g", framework="megatron-core").estimate.plan.strategy.pp == 2
+    path.write_text("torchrun --nnodes 1 --nproc_per_node 8 pretrain_t5.py --encoder-num-layers 12\n")
+    with pytest.raises(JobError, match=r"pretrain_qwen3_5\.py\)$"):
+        import_launch(path, device="h100-80g")
+
+
+def test_words_of_the_caller_that_decide_flags_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    branch = 'PR=${9}\nTP=8\nif [ $PR = bf16 ]; then\n    TYPE="--bf16"\nfi\n'
+    passed = FLAGS.replace("--bf16", "$TYPE")
+    path.write_text(f"{branch}torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py {passed}\n")
+    told = r"neither --bf16 nor --fp16 is passed, .* what its caller gives, \$9 \(first in line 3\), read as empty here"
+    with pytest.raises(JobError, match=told):
+        import_launch(path, device="h100-80g")
+    path.write_text(path.read_text().replace("${9}", "bf16"))
+    assert import_launch(path, device="h100-80g").estimate.plan.strategy.tp == 2
 
 
 def test_flags_that_a_fork_added_are_named(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 python tests/frameworks/torchtitan_parser.py --environment DIR [--plans 40] [--seed 1]
 
-torchtitan_0_2_parser.py does so for TOMLs of 0.2.
+torchtitan_0_2_parser.py does so for TOMLs of 0.2, torchtitan_main_parser.py for the newest code.
 """
 
 from __future__ import annotations

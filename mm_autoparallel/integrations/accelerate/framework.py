@@ -1,4 +1,4 @@
-"""Hugging Face accelerate, as it is registered: its configuration file, of FSDP2 and of Megatron-LM."""
+"""Hugging Face accelerate, as it is registered: its configuration file, of FSDP2, of Megatron-LM and of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ def _exporter() -> Exporter:
 
 def _linter() -> Linter:
     from mm_autoparallel.integrations.accelerate.said import KEYS, KNOWN, read_said
-    from mm_autoparallel.integrations.accelerate.written import decide_values
-    from mm_autoparallel.integrations.config_files import spell_by
+    from mm_autoparallel.integrations.accelerate.written import spell
     from mm_autoparallel.integrations.config_said import make_linter
 
-    return make_linter(read_said, KEYS, spell_by(decide_values), KNOWN)
+    return make_linter(read_said, KEYS, spell, KNOWN)
 
 
 FRAMEWORK = Framework("Hugging Face accelerate 1.15", launches=_launches, exporter=_exporter, linter=_linter)

@@ -22,11 +22,13 @@ from mm_autoparallel.integrations.config_files import (
     section_at,
     size_at,
 )
+from mm_autoparallel.integrations.deepspeed import read as deepspeed
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
 TYPE, FSDP, SIZES, MEGATRON = "distributed_type", "fsdp_config", "parallelism_config", "megatron_lm_config"
+DEEPSPEED, ULYSSES = "deepspeed_config", "parallelism_config_sp_size"
 PROCESSES, MACHINES = "num_processes", "num_machines"
 CONTEXT_KINDS = {"ring": "alltoall", "all_gather": "allgather"}
 """How ranks of a context parallel group share attention → torch's word for what moves keys and values."""
@@ -43,10 +45,14 @@ KEYS_OF = {
     "optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d pp_degree recompute_activations recompute_granularity "
     "recompute_method recompute_num_layers sequence_parallelism tp_degree use_custom_fsdp use_distributed_optimizer "
     "use_precision_aware_optimizer use_rotary_position_embeddings",
+    DEEPSPEED: "deepspeed_config_file deepspeed_exclusion_filter deepspeed_hostfile deepspeed_inclusion_filter "
+    "deepspeed_moe_layer_cls_names deepspeed_multinode_launcher gradient_accumulation_steps gradient_clipping "
+    "offload_optimizer_device offload_optimizer_nvme_path offload_param_device offload_param_nvme_path "
+    "seq_parallel_communication_data_type zero3_init_flag zero3_save_16bit_model zero_stage",
 }
 """Section → its keys, without the prefix that all of them have."""
 
-PREFIXES = {FSDP: "fsdp", SIZES: "parallelism_config", MEGATRON: "megatron_lm"}
+PREFIXES = {FSDP: "fsdp_", SIZES: "parallelism_config_", MEGATRON: "megatron_lm_", DEEPSPEED: ""}
 _OLD_SHARDING = {"FULL_SHARD": (3, True), "SHARD_GRAD_OP": (3, False), "NO_SHARD": (0, True), "1": (3, True)}
 """Of FSDP 1: ZeRO and whether weights are given up after the forward."""
 
@@ -96,18 +102,19 @@ def read_plan(
     """The plan of a configuration's content. totals: layers of each modality. mbs, batch: samples of a micro-batch and
     of a step; batch may be None where the file tells micro-batches. world_size: None: as the file has it."""
     for section, keys in KEYS_OF.items():
-        names = [f"{PREFIXES[section]}_{key}" for key in keys.split()]
+        names = [f"{PREFIXES[section]}{key}" for key in keys.split()]
         check_keys(section_at(document, section, where), names, f"{where}: {section}")
     _check_precision(document, where)
     if world_size is None:
         world_size = size_at(document, PROCESSES, where)
     kind = document.get(TYPE)
-    readers = {"MEGATRON_LM": _read_megatron, "FSDP": _read_sharded, "MULTI_GPU": _read_sharded, "NO": _read_sharded}
+    readers = {
+        "MEGATRON_LM": _read_megatron,
+        "DEEPSPEED": _read_deepspeed,
+        **dict.fromkeys(("FSDP", "MULTI_GPU", "NO"), _read_sharded),
+    }
     if not isinstance(kind, str) or kind not in readers:
-        raise PlanError(
-            f"{where}: {TYPE} is {describe_value(kind)}; planned are {', '.join(readers)} (give DeepSpeed's own "
-            "configuration with --from deepspeed)"
-        )
+        raise PlanError(f"{where}: {TYPE} is {describe_value(kind)}; planned are {', '.join(readers)}")
     return readers[kind](document, where, totals, mbs, batch, world_size)
 
 
@@ -125,8 +132,8 @@ def _read_sharded(
     tp, cp, replicas, shard = (
         size_at(sizes, f"parallelism_config_{name}_size", where) for name in ("tp", "cp", "dp_replicate", "dp_shard")
     )
-    if size_at(sizes, "parallelism_config_sp_size", where) > 1:
-        raise PlanError(f"{where}: parallelism_config_sp_size is DeepSpeed's Ulysses; give its own configuration")
+    if size_at(sizes, ULYSSES, where) > 1:
+        raise PlanError(f"{where}: {ULYSSES} is DeepSpeed's Ulysses, and {TYPE} is {document[TYPE]}")
     zero, reshard = _read_zero(sharding, where) if document[TYPE] == "FSDP" else (0, True)
     if world_size % (tp * cp):
         raise PlanError(f"{where}: TP {tp} x CP {cp} does not divide {world_size} processes")
@@ -154,6 +161,46 @@ def _read_sharded(
     recompute = {modality: (count if runs_again else 0,) for modality, count in totals.items()}
     layers = {modality: (count,) for modality, count in totals.items()}
     return Plan(strategy, layers, recompute, _check_batch(batch, dp * mbs, where))
+
+
+def _read_deepspeed(
+    document: Mapping[str, Any], where: str, totals: Totals, mbs: int, batch: int | None, world_size: int
+) -> Plan:
+    """DeepSpeed's engine, by the keys that utils/dataclasses.py, DeepSpeedPlugin, turns into its configuration."""
+    section, sizes = section_at(document, DEEPSPEED, where), section_at(document, SIZES, where)
+    if section.get("deepspeed_config_file"):
+        raise JobError(
+            f"{where}: {DEEPSPEED}.deepspeed_config_file is {describe_value(section['deepspeed_config_file'])}, which "
+            f"says the rest; import that file, with --world-size {world_size}"
+        )
+    for name in ("tp", "cp"):
+        if size_at(sizes, f"parallelism_config_{name}_size", where) > 1:
+            raise PlanError(f"{where}: parallelism_config_{name}_size is FSDP's, and {TYPE} is DEEPSPEED")
+    copies, shard, ulysses = (
+        size_at(sizes, f"parallelism_config_{name}_size", where) for name in ("dp_replicate", "dp_shard", "sp")
+    )
+    if sizes and copies * shard * ulysses != world_size:
+        raise PlanError(
+            f"{where}: {SIZES} multiplies to {copies * shard * ulysses} and {PROCESSES} is {world_size}; accelerate "
+            "refuses to start"
+        )
+    steps = section.get("gradient_accumulation_steps")
+    if batch is None and not isinstance(steps, int):
+        raise JobError(f"{where} leaves the batch to the training's code; say it with --global-batch-size N")
+    engine = {
+        deepspeed.BATCH: batch,
+        deepspeed.MICRO_BATCH: mbs,
+        deepspeed.MICRO_BATCHES: steps,
+        deepspeed.SEQUENCE: ulysses,
+        deepspeed.ZERO: {
+            "stage": 2 if section.get("zero_stage") is None else section["zero_stage"],
+            **{
+                key: {"device": section.get(f"{key}_device") or "none"}
+                for key in ("offload_optimizer", "offload_param")
+            },
+        },
+    }
+    return deepspeed.read_plan(engine, f"{where}: {DEEPSPEED}", totals, None, world_size)
 
 
 def _check_batch(batch: int | None, per_micro_batch: int, where: str) -> int:

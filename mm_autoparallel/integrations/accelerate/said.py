@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accelerate.read import (
+    DEEPSPEED,
     FSDP,
     KEYS_OF,
     MEGATRON,
@@ -26,7 +27,7 @@ from mm_autoparallel.integrations.said import KeyTable, Said
 
 
 def _of(section: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{PREFIXES[section]}_{name}" for name in names)
+    return tuple(f"{section}.{PREFIXES[section]}{name}" for name in names)
 
 
 _OF_FSDP = {
@@ -48,10 +49,21 @@ _OF_MEGATRON = {
     "optimizer_offload": _of(MEGATRON, "optimizer_cpu_offload"),
     "zero": _of(MEGATRON, "use_distributed_optimizer"),
 }
-KEYS = {key: (*_OF_MEGATRON.get(key, ()), *_OF_FSDP.get(key, ())) for key in {**_OF_FSDP, **_OF_MEGATRON}}
-"""Of both kinds of training."""
+_OF_DEEPSPEED = {
+    "cp": _of(SIZES, "sp_size"),
+    "dp": _of(SIZES, "dp_shard_size", "dp_replicate_size"),
+    "micro_batches": _of(DEEPSPEED, "gradient_accumulation_steps"),
+    "optimizer_offload": _of(DEEPSPEED, "offload_optimizer_device"),
+    "zero": (*_of(DEEPSPEED, "zero_stage"), TYPE),
+}
+_KINDS = {"MEGATRON_LM": _OF_MEGATRON, "DEEPSPEED": _OF_DEEPSPEED}
+KEYS = {
+    key: tuple(name for table in (_OF_MEGATRON, _OF_DEEPSPEED, _OF_FSDP) for name in table.get(key, ()))
+    for key in {**_OF_FSDP, **_OF_MEGATRON}
+}
+"""Of all kinds of training."""
 
-KNOWN = {section: [f"{PREFIXES[section]}_{key}" for key in keys.split()] for section, keys in KEYS_OF.items()}
+KNOWN = {section: [f"{PREFIXES[section]}{key}" for key in keys.split()] for section, keys in KEYS_OF.items()}
 
 _VERSION = f"{FSDP}.fsdp_version"
 _GRANULARITY = f"{MEGATRON}.megatron_lm_recompute_granularity"
@@ -60,7 +72,7 @@ TABLE = KeyTable(
     idle=(
         (FSDP, (f"{TYPE}=FSDP",)),
         (MEGATRON, (f"{TYPE}=MEGATRON_LM",)),
-        ("deepspeed_config", (f"{TYPE}=DEEPSPEED",)),
+        (DEEPSPEED, (f"{TYPE}=DEEPSPEED",)),
     ),
     cancelled=(
         *((key, f"{_VERSION}=2") for key in _of(FSDP, "sharding_strategy", "backward_prefetch", "forward_prefetch")),
@@ -73,9 +85,11 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
     """What the configuration at `path` says, and its fields. Raises JobError where it cannot be read."""
     document = read_document(path, "configuration")
     fields = dict(flatten(document))
-    is_megatron = document.get(TYPE) == "MEGATRON_LM"
-    of_kind = (_OF_MEGATRON if is_megatron else _OF_FSDP) | {"world_size": (PROCESSES,)}
+    kind = document.get(TYPE)
+    is_megatron = kind == "MEGATRON_LM"
+    of_kind = _KINDS.get(str(kind), _OF_FSDP) | {"world_size": (PROCESSES,)}
     said = say(path, given, fields, of_kind, {"per_node": find_devices(path)[1]}, table=TABLE, takes=BATCHES)
+    said = replace(said, ulysses=kind == "DEEPSPEED")
     numbers = dict(said.numbers)
     if not is_megatron:
         shard, copies = (fields.get(key) for key in _OF_FSDP["dp"])

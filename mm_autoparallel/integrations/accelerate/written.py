@@ -13,20 +13,23 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accelerate.read import (
     CONTEXT_KINDS,
+    DEEPSPEED,
     FSDP,
     MACHINES,
     MEGATRON,
     PROCESSES,
     SIZES,
     TYPE,
+    ULYSSES,
     read_plan,
 )
 from mm_autoparallel.integrations.accounting import check_decided
-from mm_autoparallel.integrations.config_files import round_recompute, totals_of
+from mm_autoparallel.integrations.config_files import round_recompute, section_at, size_at, spell_by, totals_of
 from mm_autoparallel.integrations.export import only
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.yaml_text import set_file_values
+from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.plan import Plan
 
 CONFIG = "accelerate.yaml"
@@ -62,6 +65,7 @@ _OF_MEGATRON = {
     "all_gather": "accelerate's Megatron-LM shares attention by ring; plan with search.cp_kind [ring], or ZeRO 3",
 }
 _CHECKED = ("read back: the configuration as written gives the plan that it is said to run",)
+_WRITTEN = ("FSDP", "MEGATRON_LM")
 _USUAL = {
     "compute_environment": "LOCAL_MACHINE",
     "machine_rank": 0,
@@ -103,6 +107,8 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
             changes |= {(key, name): each for name, each in value.items()}
         elif value is not None or before.get(key):
             changes[(key,)] = value if value is not None else {}
+    if size_at(section_at(before, SIZES, str(path)), ULYSSES, str(path)) > 1:
+        changes[(SIZES, ULYSSES)] = 1
     text = set_file_values(path, "configuration", changes)
     _check(run, target, yaml.safe_load(text))
     return Exported({path: text}, run, told, _CHECKED, _unchecked(target), _list_notes(run))
@@ -127,9 +133,10 @@ def _list_notes(run: Plan) -> tuple[str, ...]:
     return (f"the training's code sets the batch of a device to {run.strategy.mbs}; {steps}",)
 
 
-def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
-    """The keys that the plan decides, in their sections. Raises PlanError."""
-    return _decide(plan, target)[1]
+def spell(path: Path, plan: Plan, better: Plan, job: Job) -> str:
+    """How `lint` spells a better plan; nothing of a kind of training whose keys no plan is written in."""
+    kind = read_document(path, "configuration").get(TYPE)
+    return spell_by(lambda *asked: _decide(*asked)[1])(path, plan, better, job) if kind in _WRITTEN else ""
 
 
 def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
@@ -177,7 +184,7 @@ def _decide_fsdp(plan: Plan, target: Target) -> tuple[Plan, dict[str, Any], tupl
         "fsdp_activation_checkpointing": runs_again,
         "fsdp_offload_params": False,
     }
-    return run, {TYPE: "FSDP", FSDP: sharding, SIZES: sizes, MEGATRON: None}, told
+    return run, {TYPE: "FSDP", FSDP: sharding, SIZES: sizes, MEGATRON: None, DEEPSPEED: None}, told
 
 
 def _decide_megatron(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
@@ -211,4 +218,4 @@ def _decide_megatron(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]
     }
     section = {f"megatron_lm_{name}": value for name, value in values.items() if value is not None}
     run = replace(plan, recompute={"text": rounded})
-    return run, {TYPE: "MEGATRON_LM", MEGATRON: section, FSDP: None, SIZES: None}, told
+    return run, {TYPE: "MEGATRON_LM", MEGATRON: section, FSDP: None, SIZES: None, DEEPSPEED: None}, told

@@ -1,7 +1,8 @@
 """ds_config.json: the plan that it runs, with the model that a person names and the layers that `export` put beside it.
 
 DeepSpeed looks its keys up one by one (runtime/config.py, 0.19): one that nobody knows is passed over at the top, and
-so is refused here. Batches: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x DP.
+so is refused here, but for those that begin with an underscore, which are people's comments. Batches:
+train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x DP.
 """
 
 from __future__ import annotations
@@ -109,13 +110,18 @@ def read_plan(
 ) -> Plan:
     """The plan of a configuration's content. lists: layers and recompute by modality and stage; None: one stage, and
     nothing recomputes."""
-    check_keys(document, TOP.split(), where)
+    check_keys({key: each for key, each in document.items() if not key.startswith("_")}, TOP.split(), where)
     zero_section = section_at(document, ZERO, where)
     for key, what in _NOT_PLANNED.items():
         said = zero_section.get(key)
         is_off = said in (None, False, 1, -1, 0) or (isinstance(said, dict) and said.get("device", "none") == "none")
         if not is_off:
             raise PlanError(f"{where}: {ZERO}.{key} is {describe_value(said)}: {what}, which no plan says; take it out")
+    device = section_at(zero_section, "offload_optimizer", where).get("device") or "none"
+    if device not in ("none", "cpu"):
+        raise PlanError(
+            f"{where}: {ZERO}.offload_optimizer.device is {describe_value(device)}; none and cpu are planned"
+        )
     zero = zero_section.get("stage", 0)
     if zero not in (0, 1, 2, 3) or isinstance(zero, bool):
         raise PlanError(f"{where}: {ZERO}.stage is {describe_value(zero)}; 0 to 3 are known")
@@ -137,8 +143,7 @@ def read_plan(
         cp=cp,
         zero=zero,
         cp_kind="all_to_all" if cp > 1 else "",
-        optimizer_offload=section_at(zero_section, "offload_optimizer", where).get("device", "none") == "cpu"
-        or flag_at(zero_section, "cpu_offload", where),
+        optimizer_offload=device == "cpu" or flag_at(zero_section, "cpu_offload", where),
         sequence_parallel=tp == 1,
     )
     return Plan(strategy, dict(layers), dict(recompute), mbs * micro_batches * dp)
@@ -156,6 +161,8 @@ def _read_batches(document: Mapping[str, Any], where: str, dp: int, given: Given
     if mbs == 0:
         if batch == 0:
             raise JobError(f"{where} says no batch; say it with --micro-batch-size N and --global-batch-size N")
+        if said[MICRO_BATCH] == "auto":
+            raise JobError(f"{where} leaves {MICRO_BATCH} to the training's code; say it with --micro-batch-size N")
         steps = steps or 1
         mbs = batch // (steps * dp)
     steps = steps or max(1, batch // (mbs * dp))

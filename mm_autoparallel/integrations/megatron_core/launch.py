@@ -33,6 +33,9 @@ from mm_autoparallel.integrations.megatron_core.decided import DEEPSPEED, TEXT, 
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
 from mm_autoparallel.integrations.megatron_core.read import (
+    DEEPSPEED as DEEPSPEED_ENGINE,
+)
+from mm_autoparallel.integrations.megatron_core.read import (
     check_read_back,
     read_operators,
     read_plan,
@@ -73,6 +76,8 @@ def is_mindspeed(script: LaunchScript) -> bool:
     """Whether `script` passes a flag that MindSpeed-LLM has and Megatron-LM has not, or was written for it."""
     from mm_autoparallel.integrations.mindspeed_llm.dialect import MARKS
 
+    if script.has_flag(DEEPSPEED_ENGINE):  # Megatron-DeepSpeed's, whose experts have flags of the same names
+        return False
     return "Starts MindSpeed-LLM's" in script.text or any(script.has_flag(flag) for flag in MARKS)
 
 

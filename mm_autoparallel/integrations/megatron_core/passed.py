@@ -29,6 +29,24 @@ class Passed:
         is_script = self.script.path.suffix in SUFFIXES
         return f"{'launch script' if is_script else 'configuration'} {self.script.path}"
 
+    def line(self, flag: str) -> str:
+        """In which line of the script `flag` stands, for a message; empty of a configuration, or where none has it."""
+        if self.script.path.suffix not in SUFFIXES or not self.script.has_flag(flag):
+            return ""
+        return f"line {self.script.line(next(self.script.find(flag)).start())}: "
+
+    def unset(self) -> str:
+        """Which words behind the script's name decide its flags, for a message that one is missing."""
+        asked = [doubt for doubt in self.script.doubts() if "nobody sets" in doubt and re.search(r"\$\d", doubt)]
+        words = sorted({int(number) for doubt in asked for number in re.findall(r"\$(\d+)", doubt)})
+        if not words:
+            return ""
+        names = ", ".join(f"${number}" for number in words)
+        return (
+            f"; which flags it passes is decided by what its caller gives, {names} (first in "
+            f"{asked[0].partition(':')[0]}), read as empty here: write their values into the script"
+        )
+
     def has(self, flag: str) -> bool:
         """Whether it is passed."""
         return flag in self.words

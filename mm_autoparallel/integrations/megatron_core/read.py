@@ -19,13 +19,14 @@ from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.megatron_choices import read_megatron_choices
 from mm_autoparallel.planner.plan import Plan
 
+DEEPSPEED = "--deepspeed"
 _STRANGERS = {
+    DEEPSPEED: "trains by DeepSpeed's engine, whose own configuration says ZeRO and stages; import that",
     flags.TORCH_FSDP: "shards with torch FSDP2, which is not read; pass --use-megatron-fsdp or take it out",
     flags.OFFLOAD: "moves modules of every layer to the host, which no plan says; take it out",
     flags.OLD_FULL: f"is no longer valid in Megatron-LM, which ends with an error; pass {flags.GRANULARITY} full",
     flags.OLD_METHOD: f"is of old releases of Megatron-LM; pass {flags.GRANULARITY} full, {flags.METHOD} and "
     f"{flags.RECOMPUTED}",
-    "--deepspeed": "trains by DeepSpeed's engine, whose own configuration says ZeRO and stages; import that",
     "--cpu-offloading-num-layers": "moves layers' activations to the host by number, which no plan says; take it out",
     "--hybrid-context-parallel": "divides each sequence in its own way, which no plan says; take it out",
     **dict.fromkeys(
@@ -58,7 +59,7 @@ def read_plan(passed: Passed, world_size: int, num_layers: int) -> Plan:
     if world_size % group:
         raise PlanError(
             f"{where}: it divides the model among {group} devices (TP {sizes['tp']} x PP {sizes['pp']} x CP "
-            f"{sizes['cp']}), and {world_size} devices are no whole number of those"
+            f"{sizes['cp']}), and {world_size} devices are no whole number of those; --world-size says another number"
         )
     dp = world_size // group
     mbs = passed.number(flags.MICRO_BATCH)
@@ -92,7 +93,7 @@ def check_strangers(passed: Passed) -> None:
     """Raises PlanError for the first flag that makes another training of it than plans and jobs can say."""
     for flag, reason in _STRANGERS.items():
         if passed.has(flag):
-            raise PlanError(f"{passed.where}: {flag} {reason}")
+            raise PlanError(f"{passed.where}: {passed.line(flag)}{flag} {reason}")
 
 
 def _check(passed: Passed, strategy: Strategy, layers: tuple[int, ...], batch: int) -> None:

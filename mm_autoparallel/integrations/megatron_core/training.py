@@ -81,6 +81,7 @@ def check_precision(passed: Passed) -> None:
     if not _is_16_bit(passed):
         raise JobError(
             f"{passed.where}: neither {flags.BF16} nor --fp16 is passed, and training in fp32 is not planned"
+            f"{passed.unset()}"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
@@ -46,6 +46,8 @@ _OF_THE_PACKAGE = {
 
 _QWEN3_5 = "mindspeed_mm/mcore/models/qwen3_5/pretrain_qwen3_5.py"
 
+_LAYERS = "--num-layers"
+_AS_MEGATRON = "; where {} trains a decoder as Megatron-LM's pretrain_gpt.py does, --from megatron-core reads it"
 PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_transformers.py, pretrain_qwen3_5.py)"
 
 
@@ -73,7 +75,7 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
     if started is None:
         raise JobError(
             f"launch script {path}: it starts no Python file with torchrun, msrun or python; give the script that "
-            f"starts MindSpeed-MM's {PLANNED}"
+            f"starts the training, as {PLANNED} of MindSpeed-MM"
         )
     entry, config = started
     line = script.line(entry.start)
@@ -94,6 +96,7 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
         raise JobError(
             f"launch script {path}: line {line} starts {entry.text}, and neither {flags.MODEL} nor a YAML is behind "
             f"it, so it is no training of MindSpeed-MM that can be planned; planned are {PLANNED}"
+            + (_AS_MEGATRON.format(PurePath(entry.text).name) if script.has_flag(_LAYERS) else "")
         )
     else:
         _check_batch(script, known)

@@ -1,4 +1,4 @@
-"""What torchtitan makes of a configuration: run by its own environment (held_against.py), of 0.3 or of 0.2."""
+"""What torchtitan makes of a configuration: run by its own environment (held_against.py), of 0.2, 0.3 or newer."""
 
 import contextlib
 import importlib
@@ -27,6 +27,15 @@ def parse(files, folder):
     return ConfigManager().parse_args(["--module", "planned", "--config", "planned"])
 
 
+def read_batch(sizes, training):
+    """Samples of a rank, of a step and of a micro-batch; of the newest code, which counts tokens, of a micro-batch and
+    of a step, and micro-batches."""
+    if not hasattr(training, "max_context_length"):
+        return [training.local_batch_size, training.global_batch_size, sizes.pipeline_parallel_microbatch_size]
+    tokens = training.num_tokens_per_microbatch_per_dp_rank, training.num_tokens_per_train_step
+    return [*(count / training.max_context_length for count in tokens), sizes.num_pp_microbatches]
+
+
 def ask(files, world_size):
     """Sizes, parts, schedule, batches and recompute, after ParallelDims has taken the sizes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +55,7 @@ def ask(files, world_size):
         "pp": sizes.pipeline_parallel_degree,
         "parts": [[n for n in part if n.startswith("layers.")] for part in sizes.module_fqns_per_model_part or []],
         "schedule": sizes.pipeline_parallel_schedule,
-        "batch": [training.local_batch_size, training.global_batch_size, sizes.pipeline_parallel_microbatch_size],
+        "batch": read_batch(sizes, training),
     }
     keys = {"dp_replicate": "copies", "dp_shard": "shards"} | {key: key for key in ("tp", "cp", "ep", "pp")}
     more = {"etp": sizes.expert_tensor_parallel_degree} if IS_TOML else {}
