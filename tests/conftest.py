@@ -41,11 +41,17 @@ IN_PROCESSES = {"run_cli", "forked_cli", "forked_ranks", "launch", "profiled", "
 RECORD = Path(__file__).parent / "seconds.json"
 """How long tests took, of those that took some time; `make seconds` writes it anew."""
 
-#: From so many seconds on `make quick` leaves a test out, and `make check` does.
-SLOW_S, LONG_S = 0.3, 1.5
+#: From so many seconds on `make quick` leaves a test out, `make check` does, and all but `make nightly` do.
+SLOW_S, LONG_S, NIGHTLY_S = 0.3, 1.5, 5.0
 
 #: Never left out of `make check`: laws, brute force of another hand, commands of the documentation, training on gloo.
-CORE = ("tests/law/", "tests/oracle/", "tests/docs/", "tests/examples/test_qwen2vl_training_runs.py")
+CORE = (
+    "tests/law/",
+    "tests/oracle/",
+    "tests/docs/",
+    "tests/examples/test_qwen2vl_training_runs.py",
+    "tests/frameworks/test_torch_export.py",
+)
 
 
 def mark_by_seconds(items: list[pytest.Item]) -> None:
@@ -56,7 +62,7 @@ def mark_by_seconds(items: list[pytest.Item]) -> None:
         if took_s >= SLOW_S:
             item.add_marker(pytest.mark.slow)
         if took_s >= LONG_S and not item.nodeid.startswith(CORE):
-            item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.nightly if took_s >= NIGHTLY_S else pytest.mark.long)
 
 
 class Recording:

@@ -28,6 +28,9 @@ MAX_SCRIPT_BYTES = 1_000_000
 SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", "")
 """Of shell scripts, those for a queue among them."""
 
+_OF_TORCH = r"(?<![\w./-])(?:torchrun|torch\.distributed\.(?:launch|run))(?![\w.-])"
+"""A launcher that starts one node where nobody says how many."""
+
 _DEVICES = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--local_worker_num")
 """Flags of launchers that say how many devices there are."""
 
@@ -61,7 +64,8 @@ def find_devices(script: LaunchScript) -> tuple[int | None, int | None]:
     processes = _last_number(script, "--nproc_per_node", "--nproc-per-node", "--local_worker_num")
     workers = _last_number(script, "--worker_num")
     if workers is None or not processes:
-        return _last_number(script, "--nnodes"), processes
+        is_one = processes and not script.has_flag("--nnodes") and any(script.find(_OF_TORCH))
+        return 1 if is_one else _last_number(script, "--nnodes"), processes
     return (None if workers % processes else workers // processes), processes
 
 

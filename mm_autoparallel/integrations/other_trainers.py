@@ -17,6 +17,10 @@ _OTHERS = (
         "it takes its model from {what}, as slime's scripts do, and trains by reinforcement beside engines that "
         "generate, which is not planned",
     ),
+    (
+        r"(?<![\w-])(?P<what>(?:pretrain_(?:bert|t5|ict|retro|vision_\w+)|finetune_t5)\.py)(?![\w.])",
+        "it starts {what}; decoders, and vision-language models around one, are planned",
+    ),
 )
 """Pattern of a script → what it does."""
 

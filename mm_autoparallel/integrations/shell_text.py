@@ -18,11 +18,7 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.shell_arithmetic import calculate
 from mm_autoparallel.integrations.shell_branches import Assignment, Branches, find_branches
-
-_ARITHMETIC = r"\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)"
-_BRACED = r"\$\{[^}\n]{0,200}\}"
-_WORD = rf"""{_ARITHMETIC}|\$\([^\n]*\)|`[^`\n]*`|"[^"\n]*"|'[^'\n]*'|(?:{_BRACED}|(?!\$\{{)[^\s;"'\\])+"""
-"""One shell word of those that stand behind a flag or an equals sign."""
+from mm_autoparallel.integrations.shell_words import REFERENCE, WORD, Word, bare, default_of, word_of
 
 _BETWEEN = r"(?:=|(?:[ \t]|\\\r?\n)+)"
 """Between a flag and its value: an equals sign, or space that may run over a continued line."""
@@ -40,13 +36,18 @@ _HANDED = (
 )
 """The file behind a variable that holds the launcher, or first in a variable that is handed to it."""
 
-_REFERENCE = re.compile(r"^\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})$")
+_TOOL = (
+    r"(?:^|[;|&(`]|\b(?:then|else|do)[ \t])[ \t]*(?:git|scancel|squeue|scontrol|sinfo|sacct|docker|podman|kubectl|pip3?"
+    r"|conda|apt|apt-get|wget|curl|tar|rsync|grep|sed|awk|find|sort|ls|date|nvidia-smi|npu-smi|wandb|huggingface-cli)"
+    r"[ \t](?:(?!\b(?:torchrun|msrun|python3?|accelerate|deepspeed)\b)(?:[^\n;|&`\\]|\\\r?\n|\\.)){0,2000}"
+)
+"""A tool and its own flags, up to a launcher that it may start."""
 _COMMENT = re.compile(r"^[ \t]*#[^\n]*|[ \t]#[^\"'\n]*", re.MULTILINE)
 """A line of its own, or what follows a blank on a line: until a quote, which may have begun before."""
 
 _ASSIGNMENT = re.compile(
     r"(?:^|;|&&|\bthen\b|\belse\b)[ \t]*(?:export[ \t]+|readonly[ \t]+|local[ \t]+)?"
-    rf"(?P<name>[A-Za-z_]\w*)=(?P<value>{_WORD})(?=[\s;]|$)",
+    rf"(?P<name>[A-Za-z_]\w*)=(?P<value>{WORD})(?=[\s;]|$)",
     re.MULTILINE,
 )
 _GROUP = re.compile(r"[\"']?\$\{\w+\[[@*]\]\}[\"']?")
@@ -66,15 +67,6 @@ _MAX_PASSED = 100
 
 
 @dataclass(frozen=True)
-class Word:
-    """A shell word and where it stands, quotes left out."""
-
-    text: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class LaunchScript:
     """The text of the launch script at `path`. Edits give a new one."""
 
@@ -87,7 +79,7 @@ class LaunchScript:
 
     def values(self, flag: str) -> list[Word]:
         """What stands behind `flag`, wherever it is passed. Raises JobError where it is passed without a value."""
-        values = [_unquote(match, "value") for match in self.find(f"{_flag_pattern(flag)}{_BETWEEN}(?P<value>{_WORD})")]
+        values = [word_of(match, "value") for match in self.find(f"{_flag_pattern(flag)}{_BETWEEN}(?P<value>{WORD})")]
         if len(values) != len(self._passed(flag)):
             raise JobError(
                 f"launch script {self.path}: {flag} is passed without a value; a value is expected behind it"
@@ -95,15 +87,19 @@ class LaunchScript:
         return values
 
     def flags(self) -> Iterator[tuple[str, list[str]]]:
-        """Every `--flag` outside comments, in order, with the words behind it until the next one, quotes left out."""
-        word = rf"{_BETWEEN}(?P<word>(?!--|[|&>])(?:{_WORD}))"
+        """Every `--flag` outside comments and but tools' own, in order, with the words behind it until the next one,
+        quotes left out."""
+        word = rf"{_BETWEEN}(?P<word>(?!--|[|&>])(?:{WORD}))"
+        tools = [span for match in self.find(_TOOL) for span in (match.start(), match.end())]
         for match in self.find(_ANY_FLAG):
+            if bisect_left(tools, match.start()) % 2:
+                continue
             words: list[str] = []
             end = match.end()
             while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
                 if self._is_comment(behind.start("word") + 1):
                     break
-                words.append(_unquote(behind, "word").text)
+                words.append(word_of(behind, "word").text)
                 end = behind.end()
             yield match["flag"], words
 
@@ -113,20 +109,20 @@ class LaunchScript:
         started = None
         for match in [*self.find(_STARTED)] or [*self.find(_HANDED)]:
             config = self.follow(match["config"] or "")
-            started = _unquote(match, "entry"), config if config.endswith((".yaml", ".yml")) else None
+            started = word_of(match, "entry"), config if config.endswith((".yaml", ".yml")) else None
         return started
 
     def follow(self, text: str) -> str:
         """What `text` stands for: where it is one variable that is assigned once, what that holds, and so on."""
         for _ in range(_MAX_REFERENCES):
-            reference = _REFERENCE.match(text)
+            reference = REFERENCE.match(text)
             if not reference:
                 break
             name = reference["name"] or reference["braced"]
             assigned = self.assignments(name)
             if len(assigned) != 1:
-                return text if assigned or reference["default"] is None else reference["default"]
-            text = _default_of(assigned[0].text, name)
+                return text if assigned or reference["default"] is None else bare(reference["default"])
+            text = default_of(assigned[0].text, name)
         return text
 
     def assignments(self, name: str) -> list[Word]:
@@ -167,7 +163,7 @@ class LaunchScript:
                 f"{name}={value}, or put the number behind {flag}"
             )
         word = assigned[0]
-        own_default = _REFERENCE.match(word.text)
+        own_default = REFERENCE.match(word.text)
         if own_default and own_default["braced"] == name and own_default["default"] is not None:
             start = word.start + own_default.start("default")
             word = Word(own_default["default"], start, start + len(own_default["default"]))
@@ -180,7 +176,7 @@ class LaunchScript:
             return self
         if re.fullmatch(r"-?\d+", word.text) or word.text.startswith("$(("):
             return self.replace(word, str(value))
-        reference = _REFERENCE.match(word.text)
+        reference = REFERENCE.match(word.text)
         if not reference or re.search(r"\s", reference["default"] or ""):  # an open brace takes in what follows it
             raise JobError(
                 f"launch script {self.path}: line {self.line(word.start)} gives {flag} the value {word.text}, which is "
@@ -209,7 +205,7 @@ class LaunchScript:
         """The word that holds the text of `flag`: behind the flag itself, or behind the variable's equals sign."""
         word = self.values(flag)[-1]
         for _ in range(_MAX_REFERENCES):
-            reference = _REFERENCE.match(word.text)
+            reference = REFERENCE.match(word.text)
             if not reference:
                 break
             assigned = self.assignments(reference["name"] or reference["braced"])
@@ -231,7 +227,7 @@ class LaunchScript:
         added = list(flags)
         if not added:
             return self
-        match = next(self.find(f"{_flag_pattern(behind)}{_BETWEEN}(?P<value>{_WORD})"))
+        match = next(self.find(f"{_flag_pattern(behind)}{_BETWEEN}(?P<value>{WORD})"))
         end = match.end("value")
         if any("|" in flag for flag in added) and not self.is_in_quotes(end):
             added = [re.sub(r" (\S*\|\S*)$", r" '\1'", flag) for flag in added]
@@ -241,7 +237,7 @@ class LaunchScript:
         """The script that passes `flag` no more, nor up to `most_words` words behind it. A line that is left empty goes
         where it can.
         """
-        word = re.compile(rf"{_BETWEEN}(?P<word>(?!--|[|&>)])(?:{_WORD}))")
+        word = re.compile(rf"{_BETWEEN}(?P<word>(?!--|[|&>)])(?:{WORD}))")
         script = self
         while matches := script._passed(flag):
             start, end = matches[0].span()
@@ -307,7 +303,7 @@ class LaunchScript:
         found: dict[str, list[Word]] = {}
         for match in _ASSIGNMENT.finditer(self.text):
             if not self._is_left_out(match.start("value")):
-                found.setdefault(match["name"], []).append(_unquote(match, "value"))
+                found.setdefault(match["name"], []).append(word_of(match, "value"))
         return found
 
     @cached_property
@@ -361,7 +357,7 @@ class _Evaluation:
             return int(text)
         if text.startswith("$((") and text.endswith("))"):
             return calculate(text[3:-2], self.variable)
-        reference = _REFERENCE.match(text)
+        reference = REFERENCE.match(text)
         return self.variable(reference["name"] or reference["braced"], reference["default"]) if reference else None
 
     def variable(self, name: str, default: str | None = None) -> int | None:
@@ -370,31 +366,14 @@ class _Evaluation:
             return self.values[name]
         assigned = self.script.assignments(name)
         if not assigned:
-            return self.evaluate(default) if default is not None else None
+            return self.evaluate(bare(default)) if default is not None else None
         if name in self.pending or len(self.pending) > _MAX_REFERENCES or len(self.values) > _MAX_VARIABLES:
             return None
         self.pending.append(name)
-        self.values[name] = self.evaluate(_default_of(assigned[-1].text, name))
+        self.values[name] = self.evaluate(default_of(assigned[-1].text, name))
         self.pending.pop()
         return self.values[name]
 
 
 def _flag_pattern(flag: str) -> str:
     return rf"(?<![\w-]){re.escape(flag)}(?![\w-])"
-
-
-def _unquote(match: re.Match[str], group: str) -> Word:
-    text, start, end = match[group], match.start(group), match.end(group)
-    if len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]:
-        return Word(text[1:-1], start + 1, end - 1)
-    return Word(text, start, end)
-
-
-def _default_of(text: str, name: str) -> str:
-    """`TP=${TP:-4}`: what holds where the caller sets nothing."""
-    reference = _REFERENCE.match(text)
-    if reference and reference["braced"] == name and reference["default"] is not None:
-        default = reference["default"]
-        is_quoted = len(default) > 1 and default[0] in "\"'" and default[0] == default[-1]
-        return default[1:-1] if is_quoted else default
-    return text

@@ -191,6 +191,8 @@ def test_the_world_that_a_script_starts() -> None:
     assert find_world_size(script("N=2\ntorchrun --nnodes $N --nproc_per_node 8 x.py")) == 16
     assert find_world_size(script("torchrun --nnodes=$(wc -l hosts) --nproc-per-node=8 x.py")) is None
     assert find_world_size(script("python x.py")) is None
+    assert find_world_size(script("torchrun --standalone --nproc_per_node 4 x.py")) == 4  # torchrun's own default
+    assert find_world_size(script("torchrun --nnodes ${NODES:-'2'} --nproc_per_node ${GPUS:-\"8\"} x.py")) == 16
 
 
 def test_arithmetic_is_that_of_the_shell() -> None:

@@ -19,7 +19,8 @@ from mm_autoparallel.integrations.megatron_core.known_flags import is_known
 from mm_autoparallel.integrations.megatron_core.linted_launch import Launch, read_launch
 from mm_autoparallel.integrations.said import Said
 from mm_autoparallel.integrations.said_findings import find_pairs, find_sizes
-from mm_autoparallel.integrations.shell_text import LaunchScript, Word
+from mm_autoparallel.integrations.shell_text import LaunchScript
+from mm_autoparallel.integrations.shell_words import Word
 
 _SIZED = (
     *(*flags.SIZES, flags.MICRO_BATCH, flags.GLOBAL_BATCH, flags.EXPERT_TENSOR, flags.NUM_LAYERS, flags.RECOMPUTED),
