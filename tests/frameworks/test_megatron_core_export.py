@@ -504,18 +504,18 @@ def test_a_functional_test_is_read_like_a_script(tmp_path: Path, capsys: pytest.
     launch = tmp_path / "model_config.yaml"
     sizes = "".join(f"  --{flag}: {json.dumps(value)}\n" for flag, value in DENSE.items())
     launch.write_text(
-        f"MODEL_ARGS:\n{sizes}  --bf16: true\n  --no-such: false\n  --micro-batch-size: 1\n  --global-batch-size: 8\n"
+        f"MODEL_ARGS:\n{sizes}  --bf16: true\n  --no-such: false\n  --micro-batch-size: 2\n  --global-batch-size: 8\n"
         "  --pipeline-model-parallel-size: 2\n  --pipeline-model-parallel-layout: Et*5\\\\|t*8\\\\|t*4\\\\|t*7L\n"
-        '  --prompts: it\'s "free" text\n'
-    )
+        '  --prompts: it\'s "free" text\n  --micro-batch-size: 1\n  --expert-tensor-parallel-size: 2\n'
+    )  # of what stands twice the last holds, and nothing is divided where no experts are
     out = tmp_path / "out"
-    assert main(["import", str(launch), "--world-size", "2", "--device", "h100-80g", "--out", str(out)]) == 2
+    assert main(["import", str(launch), "--world-size", "4", "--device", "h100-80g", "--out", str(out)]) == 2
     arguments = [
         "import",
         str(launch),
         *IMPORT,
         "--world-size",
-        "2",
+        "4",
         "--vocab-size",
         "512",
         "--out",
@@ -526,6 +526,7 @@ def test_a_functional_test_is_read_like_a_script(tmp_path: Path, capsys: pytest.
     document = json.loads(capsys.readouterr().out)
     assert document["framework"] == "megatron-core"
     assert document["plan"]["layer_placement"]["llm_layer_placement"] == [[5, 8], [4, 7]]
+    assert document["plan"]["parallel_config"]["MBS"] == 1
     with pytest.raises(JobError, match="this is a YAML"):
         patch_launch(launch, CHUNKED, None)
 

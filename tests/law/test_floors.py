@@ -17,6 +17,7 @@ FLOORS: dict[str, int] = {
     "private.py": 0,
     "confinement.py": 0,
     "files.py": 1,
+    "strict_documents.py": 0,
     "streams.py": 1,
     "validation.py": 2,
     "records.py": 3,

@@ -177,6 +177,9 @@ MISTAKES = {
     "modules": Mistake(
         "flag-without-effect", insert("--recompute-modules core_attn"), "--recompute-granularity", "--recompute-modules"
     ),
+    "expert TP": Mistake(
+        "flag-without-effect", insert("--expert-tensor-parallel-size 2"), "", "--expert-tensor-parallel-size"
+    ),
     "short": Mistake(
         "abbreviated-flag",
         {"--overlap-grad-reduce": "--overlap-grad-reduce\n    --context-parallel-si 1"},

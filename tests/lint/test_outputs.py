@@ -122,7 +122,8 @@ def test_a_yaml_of_functional_tests_is_looked_at_where_it_says_it(tmp_path: Path
         *("ENV_VARS:", "  CUDA_DEVICE_MAX_CONNECTIONS: 1", "MODEL_ARGS:", "  --num-layers: 12", "  --hidden-size: 512"),
         *("  --num-attention-heads: 8", "  --seq-length: 1024", "  --max-position-embeddings: 512", "  --bf16: true"),
         *("  --micro-batch-size: 4", "  --global-batch-size: 33", "  --tensor-model-parallel-size: 2"),
-        *("  --checkpoint-activations: true", "  --vocab-size: 51200"),
+        *("  --checkpoint-activations: true", "  --vocab-size: 51200", "  --num-layers: 12"),
+        "  --expert-tensor-parallel-size: 2",
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = lint_files([path], device="h100-80g", given=Given(world_size=8)).findings
@@ -130,6 +131,8 @@ def test_a_yaml_of_functional_tests_is_looked_at_where_it_says_it(tmp_path: Path
         ("sequence-positions", 8),
         ("batch-divisible", 11),
         ("old-flag", 13),
+        ("passed-twice", 15),
+        ("flag-without-effect", 16),
     ]
 
 

@@ -11,6 +11,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations import file_rules as shared
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.findings import Finding
+from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.launch_script import SUFFIXES, WORLD, find_devices
 from mm_autoparallel.integrations.megatron_core import file_rules as rules
 from mm_autoparallel.integrations.megatron_core import flags
@@ -70,6 +71,9 @@ def find_choices(said: Said) -> Iterator[Finding]:
     if said.size("ep") > 1 and said.number("num_layers") and not said.holds(rules.EXPERTS):
         at = said.name(flags.EXPERT)
         yield said.found(shared.CONTRADICTED, f"{at} needs {said.name(rules.EXPERTS)} beside it", at)
+    elif said.size("etp") > 1 and said.number("num_layers") and not said.holds(rules.EXPERTS):
+        at = said.name(flags.EXPERT_TENSOR)
+        yield said.found(shared.IDLE, f"{at} divides experts, and the model has none", at)
 
 
 def _look_at_variable(launch: Launch) -> Iterator[Finding]:
@@ -132,6 +136,9 @@ def _look_at_spelling(launch: Launch, flag: str) -> Iterator[Finding]:
 def _look_at_assignments(launch: Launch) -> Iterator[Finding]:
     script, text = launch.script, launch.script.text
     if launch.path.suffix not in SUFFIXES:
+        for key, line in read_key_lines(launch.path).twice:
+            flag = key.rpartition(".")[2]
+            yield Finding(shared.PASSED_TWICE, f"{flag} stands twice; the last holds", launch.path, line)
         return
     names = {name for flag in _SIZED for word in _values(script, flag) for name in script.names_in(word.text)}
     for name in sorted(names):

@@ -88,7 +88,7 @@ def read_training(path: Path) -> LaunchScript:
     """
     if path.suffix not in _YAML:
         return read_launch_script(path)
-    arguments = read_document(path, "launch file").get(MODEL_ARGS)
+    arguments = read_document(path, "launch file", last_holds=True).get(MODEL_ARGS)
     if not isinstance(arguments, dict):
         raise JobError(
             f"launch file {path}: {MODEL_ARGS} is {describe_value(arguments)}; a mapping of flags is expected, as "
@@ -153,6 +153,8 @@ def read_passed_plan(passed: Passed, world_size: int, given: Given, dialect: Dia
     except ValidationError as failure:
         raise JobError(f"{passed.where}: its flags make no training: {failure.errors()[0]['msg']}") from None
     plan = read_plan(passed, world_size, model.text.layers.num_layers)
+    if model.text.layers.experts is None:  # Megatron-LM makes groups of ranks for experts, and no layer uses them
+        plan = replace(plan, strategy=replace(plan.strategy, etp=0))
     return with_workload(plan, known)
 
 
