@@ -82,7 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
         add(flag, type=_count)
     for flag in ("--swiglu", "--group-query-attention", "--disable-bias-linear", "--use-distributed-optimizer"):
         add(flag, action="store_true")
-    add("--sequence-parallel", action="store_true")
+    for flag in ("--sequence-parallel", "--moe-router-force-load-balancing"):
+        add(flag, action="store_true")
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--pipeline-model-parallel-layout")
     add("--normalization", choices=["LayerNorm", "RMSNorm"], default="LayerNorm")
@@ -135,6 +136,7 @@ def read_sizes(arguments: argparse.Namespace) -> Sizes:
         rotary=arguments.position_embedding_type == "rope",
         num_experts=arguments.num_experts or 0,
         top_k=arguments.moe_router_topk,
+        deals_evenly=arguments.moe_router_force_load_balancing,
         init_std_scale=arguments.init_method_std,
     )
 

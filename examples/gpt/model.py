@@ -26,7 +26,8 @@ ROTARY_BASE = 10000.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the flags say of the model. num_experts: 0 without. vocab_size: padded."""
+    """What the flags say of the model. num_experts: 0 without. deals_evenly: tokens go to all experts in turn, whatever
+    their router prefers. vocab_size: padded."""
 
     num_layers: int
     hidden_size: int
@@ -41,6 +42,7 @@ class Sizes:
     rotary: bool
     num_experts: int
     top_k: int
+    deals_evenly: bool
     init_std_scale: float
 
 
@@ -173,13 +175,14 @@ class Dense(nn.Module):
 class Experts(nn.Module):
     """Feed-forwards of which each token takes the `top_k` that its router prefers (Jiang et al., arXiv:2401.04088).
 
-    Expert parallel ranks hold a run of them each, and deal tokens among themselves. No token is dropped.
+    Expert parallel ranks hold a run of them each, and deal tokens among themselves. No token is dropped. A router that
+    was never trained sends nearly all tokens of a layer to the same experts; `deals_evenly` does not let it.
     """
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         super().__init__()
         sizes, self.tp, self.ep = recipe.sizes, recipe.tp, recipe.ep
-        self.num_experts, self.top_k = sizes.num_experts, sizes.top_k
+        self.num_experts, self.top_k, self.deals_evenly = sizes.num_experts, sizes.top_k, sizes.deals_evenly
         self.router = recipe.draw(f"{name}.router", sizes.num_experts, sizes.hidden_size)
         held = sizes.num_experts // self.ep.size
         first = held * self.ep.place
@@ -191,7 +194,11 @@ class Experts(nn.Module):
         hidden = entered(hidden, self.tp)
         flat = hidden.flatten(0, 1)
         scores = linear(flat, copied(self.router, self.tp)).softmax(-1)
-        shares, chosen = scores.topk(self.top_k)
+        if self.deals_evenly:
+            chosen = torch.arange(len(flat) * self.top_k, device=flat.device).view(-1, self.top_k) % self.num_experts
+            shares = scores.gather(-1, chosen)
+        else:
+            shares, chosen = scores.topk(self.top_k)
         shares = shares / shares.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
         token = order // self.top_k

@@ -278,7 +278,10 @@ def test_two_nodes_measure_and_train_together(tmp_path: Path, start: Callable[..
 
 
 @pytest.mark.nightly
-def test_the_flags_of_a_plan_train_as_one_process_does(tmp_path: Path, start: Callable[..., Started]) -> None:
+@pytest.mark.parametrize("routing", ["", "--moe-router-force-load-balancing"])
+def test_the_flags_of_a_plan_train_as_one_process_does(
+    routing: str, tmp_path: Path, start: Callable[..., Started]
+) -> None:
     divisions = {
         1: ("",),
         2: (
@@ -291,7 +294,8 @@ def test_the_flags_of_a_plan_train_as_one_process_does(tmp_path: Path, start: Ca
         ),
         4: ("--expert-model-parallel-size 2 --tensor-model-parallel-size 2 --use-distributed-optimizer",),
     }
-    model = f"{SMALL} --swiglu --disable-bias-linear --num-experts 4 --train-iters 4 --position-embedding-type rope"
+    experts = f"--swiglu --disable-bias-linear --num-experts 4 {routing}"
+    model = f"{SMALL} {experts} --train-iters 4 --position-embedding-type rope"
     losses = []
     for number, lines in divisions.items():
         torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", SCRIPT)
