@@ -212,16 +212,34 @@ def exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group:
     return _Exchanged.apply(rows, sent, received, group.handle)
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], group: Group, num_replicas: int) -> None:
-    """Sum gradients over `group` in buckets and divide them by `num_replicas`."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    while gradients and num_replicas > 1:
-        bucket = [gradients.pop(0)]
-        while gradients and sum(each.nbytes for each in bucket) + gradients[0].nbytes <= BUCKET_BYTES:
-            bucket.append(gradients.pop(0))
-        flat = torch.cat([each.flatten() for each in bucket])
-        if group.size > 1:
-            dist.all_reduce(flat, group=group.handle)
-        flat /= num_replicas
-        for each, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
-            each.copy_(part.view_as(each))
+class Gradients:
+    """The gradients of `parameters` in buckets of one tensor each, as Megatron-LM keeps them: they are summed over
+    `group` where they lie.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], group: Group, num_replicas: int) -> None:
+        self.group, self.num_replicas = group, num_replicas
+        self.buckets: list[Tensor] = []
+        waiting: list[nn.Parameter] = []
+        for parameter in (*parameters, None):
+            held = sum(each.nbytes for each in waiting)
+            if waiting and (parameter is None or held + parameter.nbytes > BUCKET_BYTES):
+                self.buckets.append(_bucket(waiting))
+                waiting = []
+            if parameter is not None:
+                waiting.append(parameter)
+
+    def average(self) -> None:
+        """Sum over the group and divide by the number of replicas."""
+        for bucket in self.buckets if self.num_replicas > 1 else ():
+            if self.group.size > 1:
+                dist.all_reduce(bucket, group=self.group.handle)
+            bucket /= self.num_replicas
+
+
+def _bucket(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Zeros for the gradients of all of `parameters`, which become views of them."""
+    bucket = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
+    for parameter, part in zip(parameters, bucket.split([each.numel() for each in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return bucket

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from arguments import ArgumentsError, Division
 from model import Experts, Recipe, Sizes, Stage
-from parallel import Group, Ranks, average_gradients, join
+from parallel import Gradients, Group, Ranks, join
 
 
 def make_tokens(first: int, count: int, sizes: Sizes, seed: int) -> Tensor:
@@ -56,6 +56,10 @@ class Trainer:
         known = {id(parameter) for parameter in self.expert_parameters}
         every = [parameter for stage in self.stages.values() for parameter in stage.parameters()]
         self.shared_parameters = [parameter for parameter in every if id(parameter) not in known]
+        self.gradients = [
+            Gradients(self.shared_parameters, ranks.dp, division.dp),
+            Gradients(self.expert_parameters, ranks.expert_dp, division.dp),
+        ]
         sharded = bool(division.zero)
         self.optimizers = [
             make_optimizer(parameters, arguments.lr, group if sharded else None)
@@ -92,8 +96,8 @@ class Trainer:
         first = iteration * self.arguments.global_batch_size + ranks.dp.place * per_replica
         rows = make_tokens(first, per_replica, self.sizes, self.arguments.seed).to(ranks.device)
         loss = self._accumulate(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-        average_gradients(self.shared_parameters, ranks.dp, division.dp)
-        average_gradients(self.expert_parameters, ranks.expert_dp, division.dp)
+        for gradients in self.gradients:
+            gradients.average()
         self._clip()
         for optimizer in self.optimizers:
             optimizer.step()
