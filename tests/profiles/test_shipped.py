@@ -42,10 +42,6 @@ LACKING = {"deepseek_v3/job.yaml": {"text_mtp"}}
 """Kinds of blocks that the classes of transformers do not have."""
 
 
-OLDER = {"qwen3_lm-30b_a3b-13f74c1b"}
-"""Models whose traces were made before operators said how they were called, all but TP 1 with MBS 1."""
-
-
 def shipped_files(repository: Path) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "subgraph_profiles"],
@@ -163,12 +159,8 @@ def test_an_installed_package_has_them_within(tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_operator_says_how_it_was_called(repository: Path) -> None:
-    """All but collectives, whose sizes say it. OLDER traces say it of none."""
-    older = {path.parent.name for path in (repository / "subgraph_profiles/shipped/traced").glob("*/*.json")} & OLDER
-    assert older == OLDER
+    """All but collectives, whose sizes say it."""
     for path in (repository / "subgraph_profiles/shipped/traced").glob("*/*.json"):
-        if path.parent.name in OLDER:
-            continue
         rows = [row for entry in json.loads(path.read_text())["entries"] for row in entry["operators"]]
         bare = {row[1] for row in rows if row[2] != "collective" and len(row) == len(OPERATOR_COLUMNS)}
         assert (path, bare) == (path, set())
