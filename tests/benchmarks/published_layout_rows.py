@@ -65,6 +65,8 @@ VITS = {"ViT-3B": (2304, 18), "ViT-5B": (3072, 24), "ViT-10B": (4096, 32), "ViT-
 """Width and heads of 48 layers, whose MLP is four times as wide (Optimus, Table 8)."""
 GPTS = {"GPT-11B": (3072, 80, 24), "LLAMA-70B": (8192, 80, 64), "GPT-175B": (12288, 96, 96)}
 """Width, layers, heads (Optimus, Table 9)."""
+_STAGES = {"GPT-11B": [1, 2, 4, 8], "LLAMA-70B": [4, 8], "GPT-175B": [8, 16]}
+"""Of the whole space: those of the paper's baselines, and twice as many."""
 PATCH_FEATURES = 3 * 14 * 14
 """Numbers of a patch. Assumed; it is next to nothing of any step."""
 
@@ -118,7 +120,7 @@ def optimus_job(vit: str, decoder: str, num_devices: int, batch: int, device: st
             "image_tokens_per_sample": 2048,
             "gradient_fusion": True,
         },
-        "search": {"tp": [4, 8], "cp": [1], "mbs": [1, 2], "max_vpp": 2, "layouts": "all", "choice": "point"},
+        "search": {"pp": _STAGES[decoder], "tp": [4, 8], "cp": [1], "mbs": [2], "layouts": "all", "choice": "point"},
     }
 
 

@@ -42,9 +42,10 @@ from mm_autoparallel.planner.search.planner import examine, search
 from mm_autoparallel.planner.search.space import describe_strategy, list_entries
 from mm_autoparallel.planner.search.watched import compile_search
 
-LIMIT_S = 18.0
-"""Of one row, in CPU seconds; its parts have these shares of it, and what baselines leave goes to the whole space."""
-KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION = 0.4, 0.25
+LIMIT_S = 20.0
+"""Of one row, in CPU seconds; its parts have these shares of it, and what is left goes to the whole space: this share
+of that to chains alone, which may have more chunks."""
+KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION, CHAIN_SHARE_FRACTION = 0.3, 0.2, 0.75
 NOTHING = (math.inf, "nothing fits")
 Step = tuple[float, str]
 """A step in ms, and the plan in words."""
@@ -90,7 +91,7 @@ def judge(published: Published, limit_s: float = LIMIT_S) -> Iterator[Result]:
     steps = [step_of(costs, published, base, share_s) for base in published.baselines]
     own = best_of_kind(costs, published, KIND_SHARE_FRACTION * limit_s)
     left_s = max(1.0, limit_s - (time.process_time() - began_s))
-    best = min([best_of_all(job, left_s), own, *steps])
+    best = min([best_of_all(job, max(published.chunks), left_s), own, *steps])
     spent_s = time.process_time() - began_s
     for base, step in zip(published.baselines, steps, strict=True):
         gain_percent, best_percent = (gain(step, other) for other in (own, best))
@@ -141,29 +142,37 @@ def place_chain(costs: CostModel, strategy: Strategy, encoder_first: bool, limit
 
 def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step:
     """The paper's kind of layout beside the decoder's published sizes, in any sizes of the encoder that it leaves."""
-    job = costs.job
-    update = {**published.decoder, "layouts": (published.kind,), "max_vpp": max(published.chunks)}
-    narrow = replace(job, search=job.search.model_copy(update=update))
-    entries = tuple(
-        entry
-        for entry in list_entries(narrow)
-        if entry.reason is None
-        and entry.strategy.vpp in published.chunks
-        and entry.strategy.arrangement
-        and published.encoder_tp in (0, entry.strategy.arrangement.encoder.tp)
-        and entry.strategy.arrangement.encoder_run in published.runs
-    )
-    estimate, _ = examine(CostModel(narrow), entries, limit_s) if entries else (None, ())
-    return (estimate.step_ms, describe_strategy(estimate.plan.strategy)) if estimate else NOTHING
+    job, found = costs.job, NOTHING
+    for num_chunks in reversed(published.chunks):
+        update = {**published.decoder, "layouts": (published.kind,), "max_vpp": num_chunks}
+        narrow = replace(job, search=job.search.model_copy(update=update))
+        entries = tuple(
+            entry
+            for entry in list_entries(narrow)
+            if entry.reason is None
+            and entry.strategy.vpp == num_chunks
+            and entry.strategy.arrangement
+            and published.encoder_tp in (0, entry.strategy.arrangement.encoder.tp)
+            and entry.strategy.arrangement.encoder_run in published.runs
+        )
+        estimate, _ = examine(CostModel(narrow), entries, limit_s / len(published.chunks)) if entries else (None, ())
+        if estimate:
+            found = min(found, (estimate.step_ms, describe_strategy(estimate.plan.strategy)))
+    return found
 
 
-def best_of_all(job: Job, limit_s: float) -> Step:
-    """What the planner takes over all kinds of layouts, within the limits of the job's search."""
-    try:
-        found = search(job, limit_s, num_workers=1)
-    except (NoFeasiblePlan, Unfinished):
-        return NOTHING
-    return found.estimates[0].step_ms, describe_strategy(found.plan.strategy)
+def best_of_all(job: Job, most_chunks: int, limit_s: float) -> Step:
+    """What is found over chains of up to so many chunks a stage, and over all kinds within the limits of the job."""
+    chains = replace(job, search=job.search.model_copy(update={"layouts": ("chain",), "max_vpp": most_chunks}))
+    shares = ((chains, CHAIN_SHARE_FRACTION), (job, 1.0 - CHAIN_SHARE_FRACTION))
+    found = NOTHING
+    for space, share_fraction in shares:
+        try:
+            result = search(space, share_fraction * limit_s, num_workers=1)
+        except (NoFeasiblePlan, Unfinished):
+            continue
+        found = min(found, (result.estimates[0].step_ms, describe_strategy(result.plan.strategy)))
+    return found
 
 
 def judge_image_ranks(table: Path, source: str, why: str) -> Iterator[Result]:
