@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from published_layout_rows import ROWS, Published, optimus_job
-from published_layouts import HEADER, judge, table_line
+from published_layouts import HEADER, best_of_kind, gain, judge, step_of, table_line
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.strategy import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 
@@ -40,6 +41,14 @@ def test_a_second_encoder_of_images_is_refused_as_the_table_says() -> None:
     document["model"]["encoders"] = [first, {**first, "name": "vision1"}]
     with pytest.raises(JobError, match="second encoder of images"):
         parse_job(document, Path("job.yaml"))
+
+
+def test_an_encoder_of_less_tensor_parallelism_gains_as_little_as_was_measured() -> None:
+    (row,) = (row for row in ROWS if row.name.startswith("ViT-1B + 7B"))
+    costs = CostModel(parse_job(dict(row.job or {}), Path("job.yaml")))
+    (base,) = row.baselines
+    found = gain(step_of(costs, row, base, 1.0), best_of_kind(costs, row, 1.0))
+    assert found == pytest.approx(float(base.told.split()[0]), abs=1.0)
 
 
 def test_a_line_a_baseline() -> None:
