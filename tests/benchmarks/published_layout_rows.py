@@ -141,11 +141,8 @@ def optimus(
 OPTIMUS = "arXiv:2408.03505, USENIX ATC 2025"
 BESIDE: tuple[EncoderRun, ...] = ("bubbles", "phases", "recomputed_phases")
 """Runs of an encoder that each of several stages holds: what Optimus does, as far as it is planned here."""
-OVER_FIRST = "no chunks are published for it, so its whole fill and drain is in its step here"
-OVER_BALANCED = (
-    "its layers lie for the least step here, in the paper for the least slowest chunk; and what Optimus runs while TP "
-    "and DP exchange is left out here"
-)
+OVER_FIRST = "no chunks are published for it, so its fill and drain are longer here than of a kind that has them"
+OVER_BALANCED = "bubbles are planned here without chunks alone, so phases are left, which hide nothing"
 UNSIZED = "no sizes of it are published; here it has the best that are found, of several stages"
 H100 = "h100-80g"
 _SMALL = optimus_job("ViT-3B", "GPT-11B", 8, 16, "a100-80g")

@@ -51,8 +51,8 @@ Step = tuple[float, str]
 """A step in ms, and the plan in words."""
 MEASURED = Path(__file__).parents[2] / "examples" / "published_measurements" / "multimodal_published.csv"
 HEADER = """\
-| paper | job | over | published | the same kind here | of the whole space | why they differ |
-|---|---|---|---|---|---|---|"""
+| paper | job | over | published | the same kind here | decoder alone | of the whole space | why they differ |
+|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Result:
     """What became of a published row over one baseline; None where it is not planned, and `plan` says why.
 
     published: as it was told. gain_percent: of the paper's kind of layout; best_gain_percent: of what would be chosen.
+    alone_gain_percent: of the decoder by itself in the chunks of that kind, above which no hidden encoder gets.
     """
 
     paper: str
@@ -72,6 +73,7 @@ class Result:
     best_plan: str
     why: str
     source: str
+    alone_gain_percent: float | None = None
     baseline_ms: float | None = None
     baseline_plan: str = ""
     spent_s: float = 0.0
@@ -90,6 +92,7 @@ def judge(published: Published, limit_s: float = LIMIT_S) -> Iterator[Result]:
     costs, share_s = CostModel(job), BASELINE_SHARE_FRACTION * limit_s / len(published.baselines)
     steps = [step_of(costs, published, base, share_s) for base in published.baselines]
     own = best_of_kind(costs, published, KIND_SHARE_FRACTION * limit_s)
+    alone = decoder_alone(published, share_s)
     left_s = max(1.0, limit_s - (time.process_time() - began_s))
     best = min([best_of_all(job, max(published.chunks), left_s), own, *steps])
     spent_s = time.process_time() - began_s
@@ -98,7 +101,8 @@ def judge(published: Published, limit_s: float = LIMIT_S) -> Iterator[Result]:
         found = Result(
             *about, base.name, base.told, gain_percent, own[1], best_percent, best[1], base.why, published.source
         )
-        yield replace(found, baseline_ms=step[0], baseline_plan=step[1], spent_s=spent_s)
+        told = {"alone_gain_percent": gain(step, alone), "baseline_ms": step[0], "baseline_plan": step[1]}
+        yield replace(found, **told, spent_s=spent_s)
 
 
 def gain(base: Step, other: Step) -> float | None:
@@ -151,6 +155,23 @@ def place_chain(
         limit_s *= 0.3
     found = place(problem, limit_s, cutoff_ms=cutoff_ms, hint=hint)
     return found.step_ms if found.placement else math.inf
+
+
+def decoder_alone(published: Published, limit_s: float) -> Step:
+    """The decoder without its encoder, in the sizes and most chunks of a baseline that several stages share."""
+    strategy = max((base.strategy for base in published.baselines if base.strategy), key=_chunks_of, default=None)
+    if strategy is None or strategy.pp == 1:
+        return NOTHING
+    document: dict[str, Any] = json.loads(json.dumps(published.job))
+    document["model"]["encoders"] = []
+    del document["workload"]["image_tokens_per_sample"]
+    del document["search"]["layouts"]
+    job = parse_job(document, Path("job.yaml"))
+    return place_chain(CostModel(job), strategy, False, limit_s), describe_strategy(strategy)
+
+
+def _chunks_of(strategy: Strategy) -> int:
+    return strategy.vpp
 
 
 def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step:
@@ -218,7 +239,8 @@ def table_line(result: Result) -> str:
     own = result.plan if result.gain_percent is None else f"{result.gain_percent:+.1f} %: {result.plan}"
     best = "" if result.best_gain_percent is None else f"{result.best_gain_percent:+.1f} %: {result.best_plan}"
     best = "the same" if result.best_plan == result.plan and best else best
-    cells = (result.paper, result.row, result.over, result.published, own, best, result.why)
+    alone = "" if result.alone_gain_percent is None else f"{result.alone_gain_percent:+.1f} %"
+    cells = (result.paper, result.row, result.over, result.published, own, alone, best, result.why)
     return f"| {' | '.join(cells)} |"
 
 
