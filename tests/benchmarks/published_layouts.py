@@ -60,7 +60,7 @@ class Result:
     """What became of a published row over one baseline; None where it is not planned, and `plan` says why.
 
     published: as it was told. gain_percent: of the paper's kind of layout; best_gain_percent: of what would be chosen.
-    alone_gain_percent: of the decoder by itself in the chunks of that kind, above which no hidden encoder gets.
+    alone_gain_percent: of the decoder by itself in the most chunks of the row, as if all of the encoder were hidden.
     """
 
     paper: str
@@ -101,8 +101,12 @@ def judge(published: Published, limit_s: float = LIMIT_S) -> Iterator[Result]:
         found = Result(
             *about, base.name, base.told, gain_percent, own[1], best_percent, best[1], base.why, published.source
         )
-        told = {"alone_gain_percent": gain(step, alone), "baseline_ms": step[0], "baseline_plan": step[1]}
-        yield replace(found, **told, spent_s=spent_s)
+        steps_too: dict[str, Any] = {
+            "alone_gain_percent": gain(step, alone),
+            "baseline_ms": step[0],
+            "baseline_plan": step[1],
+        }
+        yield replace(found, **steps_too, spent_s=spent_s)
 
 
 def gain(base: Step, other: Step) -> float | None:
