@@ -102,7 +102,8 @@ def test_flags_that_a_fork_added_are_named(tmp_path: Path) -> None:
     path = tmp_path / "train.slurm"
     tools = "git rev-parse --short HEAD\nX=$(date --utc)\nscancel --signal KILL\n"
     known = "--lr 1e-4 --use_distributed_optimizer --no-bias-swiglu-fusion --fim-rate 0.5"
-    path.write_text(tools + HANDED.replace("FLAGS", f"{FLAGS} {known} --attention-head-type multiquery --use-alibi-mask"))
+    flags = f"{FLAGS} {known} --attention-head-type multiquery --use-alibi-mask"
+    path.write_text(tools + HANDED.replace("FLAGS", flags))
     notes = import_launch(path, device="h100-80g", framework="megatron-core").notes
     (told,) = (note for note in notes if "no release" in note)
     assert told.startswith("--attention-head-type, --use-alibi-mask: no release of Megatron-LM")
