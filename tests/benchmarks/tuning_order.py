@@ -1,6 +1,6 @@
 """The order of Auto Tuning's plans, predicted against measured: every way to train examples/gpt on two gloo processes.
 
-    python tests/benchmarks/tuning_order.py [--model mixtral_8x7b] [--steps 8] [--json] [MORE FLAGS]
+    python tests/benchmarks/tuning_order.py [--model mixtral_8x7b] [--steps 8] [--only TEXT...] [--json] [MORE FLAGS]
 
 Trains the model of examples/gpt/MODEL.sh, four layers and eight samples a step, under every lawful size of two
 devices, layers dealt evenly, each plan in turn with the profile run of its blocks (turns.py). Errors are predicted over
@@ -79,8 +79,8 @@ def divide(plan: Plan, divides_sequence: bool) -> Division:
     )
 
 
-def work(num_steps: int, words: list[str], scratch: Path) -> None:
-    """One of the two processes; rank 0 prints a JSON line for every plan."""
+def work(num_steps: int, only: list[str], words: list[str], scratch: Path) -> None:
+    """One of the two processes; rank 0 prints a JSON line for every plan. only: texts of which a plan has one."""
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
     parser = make_parser()
@@ -93,7 +93,8 @@ def work(num_steps: int, words: list[str], scratch: Path) -> None:
     job = build_job(pretraining, 1, 2, identify_device())
     network = profile_network(scratch, "benchmark", device, 2)
     folder = profile_folder(scratch, job.cluster.device.name, job.model)
-    plans, trainers = list_plans(job), []
+    plans = [plan for plan in list_plans(job) if any(text in describe_strategy(plan.strategy) for text in only)]
+    trainers = []
     for plan in plans:
         trainer = Trainer(arguments, sizes, divide(plan, arguments.sequence_parallel))
         trainer.step(0)  # which warms it up
@@ -130,10 +131,10 @@ def work(num_steps: int, words: list[str], scratch: Path) -> None:
     dist.destroy_process_group()
 
 
-def run(num_steps: int, words: list[str]) -> list[dict]:
+def run(num_steps: int, only: list[str], words: list[str]) -> list[dict]:
     """Start the two processes; a row per plan, the fastest as predicted first."""
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = [__file__, "--steps", str(num_steps), "--scratch", scratch, *words]
+        arguments = [__file__, "--steps", str(num_steps), "--scratch", scratch, "--only", *only, *words]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -161,11 +162,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama2_7b", help="a script of examples/gpt")
     parser.add_argument("--steps", type=int, default=8, help="steps of every plan")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="plans that have one of these in words")
     parser.add_argument("--json", action="store_true", help="print the rows as they were found")
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     given, more = parser.parse_known_args()
     if given.scratch:
-        work(given.steps, more, given.scratch)
+        work(given.steps, given.only, more, given.scratch)
     else:
-        found = run(given.steps, read_flags(given.model, more))
+        found = run(given.steps, given.only, read_flags(given.model, more))
         print(json.dumps(found, indent=1)) if given.json else show(found)
