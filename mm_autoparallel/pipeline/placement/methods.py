@@ -35,7 +35,7 @@ BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTI
 #: Those without light blocks: what is left out of patterns lets levels be closer.
 THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 #: Of one chunk, the most stages whose paths are mixed before CP-SAT cuts. Measured: 16 stages take half as long as by
-#: cuts alone, a search of the whole space a fifth less; of 64 stages cuts alone take no longer.
+#: cuts alone, and 64 no less.
 MOST_MIXED_STAGES = 32
 #: The linear program's share of its work where mixtures work without light blocks, and layers have one mode (assumed).
 BESIDE_THINNED_FRACTION = 0.1
