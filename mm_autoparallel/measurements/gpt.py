@@ -11,6 +11,22 @@ GPT_SEQ_LENGTH = 2048
 """Tokens of a sample, and so learned positions, in those papers."""
 
 
+def gpt_layers(hidden_size: int, num_layers: int, num_heads: int) -> dict[str, Any]:
+    """Layers as GPT-2 has them, a model's `layers`: layer norms, biases, a feed-forward of four widths."""
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "ffn_size": 4 * hidden_size,
+        "num_heads": num_heads,
+        "norm": "layer",
+        "gated": False,
+        "mlp_bias": True,
+        "qkv_bias": True,
+        "output_bias": True,
+        "rotary": False,
+    }
+
+
 def gpt_model(
     name: str, hidden_size: int, num_heads: int, num_layers: int, seq_length: int, vocab_size: int
 ) -> dict[str, Any]:
@@ -21,18 +37,7 @@ def gpt_model(
         "vocab_size": vocab_size,
         "tied": True,
         "num_positions": seq_length,
-        "layers": {
-            "num_layers": num_layers,
-            "hidden_size": hidden_size,
-            "ffn_size": 4 * hidden_size,
-            "num_heads": num_heads,
-            "norm": "layer",
-            "gated": False,
-            "mlp_bias": True,
-            "qkv_bias": True,
-            "output_bias": True,
-            "rotary": False,
-        },
+        "layers": gpt_layers(hidden_size, num_layers, num_heads),
     }
     return {"name": name, "text": text}
 

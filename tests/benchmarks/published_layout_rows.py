@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mm_autoparallel.measurements.gpt import gpt_layers
 from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, EncoderRun
 from mm_autoparallel.model.job.strategy import Strategy
 
@@ -79,32 +80,16 @@ def encoder_document(
     return {
         "name": name,
         "stem": {"type": "patches", "in_features": PATCH_FEATURES, "bias": True, "num_positions": num_positions},
-        "layers": plain_layers(width, num_layers, num_heads),
+        "layers": gpt_layers(width, num_layers, num_heads),
         "projector": {"layer_sizes": projector},
         "freeze": False,
-    }
-
-
-def plain_layers(width: int, num_layers: int, num_heads: int) -> dict[str, Any]:
-    """Layers as GPT has them: layer norms, biases, a feed-forward of two matrices."""
-    return {
-        "num_layers": num_layers,
-        "hidden_size": width,
-        "ffn_size": 4 * width,
-        "num_heads": num_heads,
-        "norm": "layer",
-        "gated": False,
-        "mlp_bias": True,
-        "qkv_bias": True,
-        "output_bias": True,
-        "rotary": False,
     }
 
 
 def optimus_job(vit: str, decoder: str, num_devices: int, batch: int, device: str) -> dict[str, Any]:
     """A job of Optimus: seq_length 2,048 everywhere."""
     width, num_layers, num_heads = GPTS[decoder]
-    text: dict[str, Any] = {"layers": plain_layers(width, num_layers, num_heads), "vocab_size": 51200}
+    text: dict[str, Any] = {"layers": gpt_layers(width, num_layers, num_heads), "vocab_size": 51200}
     text |= {"num_positions": 2048, "tied": True}
     if decoder == "LLAMA-70B":
         layers = {"num_layers": 80, "hidden_size": width, "ffn_size": 28672, "num_heads": 64, "num_kv_groups": 8}
@@ -178,7 +163,7 @@ def _mimo_job(
 ) -> dict[str, Any]:
     """A job of the benchmark of Megatron MIMO: both parts of GPT's layers, 8,192 tokens, untied."""
     projector = [vit[0], gpt[0], gpt[0]]
-    text = {"layers": plain_layers(*gpt), "vocab_size": vocab_size, "num_positions": 8192}
+    text = {"layers": gpt_layers(*gpt), "vocab_size": vocab_size, "num_positions": 8192}
     model = {"name": "mimo", "encoders": [encoder_document("vision", vit, projector, 8192)], "text": text}
     return {
         "model": model,
