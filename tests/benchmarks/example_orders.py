@@ -39,7 +39,7 @@ FLAGS = (
     "--num-layers 8 --vision-num-layers 4 --hidden-size 256 --ffn-hidden-size 1024 --vocab-size 2048 --seq-length 256 "
     "--image-size 112"
 )
-STEPS = 4
+STEPS = 5
 """Of a run; the first one does not count."""
 
 
@@ -57,17 +57,18 @@ class Case:
 
 
 CASES = (
-    Case("zb_h1", 2, (4, 0), (3, 5), (4, 0), (3, 5)),
-    Case("zb_h1", 4, (4, 0), (3, 5), (4, 0), (3, 5)),
-    Case("zb_h1", 2, (4, 0), (5, 3), (4, 0), (5, 3)),
+    Case("zb_h1", 2, (4, 0), (4, 4), (4, 0), (4, 4)),
+    Case("zb_h1", 3, (4, 0), (4, 4), (4, 0), (4, 4)),
     Case("zb_h1", 2, (4, 0), (4, 4), (4, 0), (4, 4), frozen=True),
+    Case("zb_h1", 2, (4, 0), (5, 3), (4, 0), (5, 3), frozen=True),
+    Case("zb_h2", 3, (4, 0), (4, 4), (4, 0), (4, 4)),
+    Case("zbv", 2, (4, 0, 0, 0), (2, 2, 2, 2), (4, 0), (3, 5)),
     Case("zb_h1", 8, (4, 0), (1, 7), (4, 0), (1, 7)),
-    Case("zbv", 2, (4, 0, 0, 0), (1, 3, 3, 1), (4, 0), (3, 5)),
-    Case("zbv", 4, (4, 0, 0, 0), (1, 3, 3, 1), (4, 0), (3, 5)),
-    Case("zbv", 2, (4, 0, 0, 0), (1, 2, 3, 2), (4, 0), (4, 4), frozen=True),
-    Case("v_half", 2, (4, 0, 0, 0), (1, 3, 3, 1), (4, 0), (3, 5)),
-    Case("zbv", 2, (2, 2, 0, 0), (0, 2, 4, 2), (4, 0), (3, 5)),
+    Case("zbv", 6, (4, 0, 0, 0), (0, 3, 4, 1), (4, 0), (3, 5)),
+    Case("zbv", 4, (2, 2, 0, 0), (0, 2, 4, 2), (4, 0), (4, 4), frozen=True),
+    Case("v_half", 4, (4, 0, 0, 0), (1, 3, 3, 1), (4, 0), (4, 4), frozen=True),
 )
+"""The first six gain and the others lose, by times that may be 6 % off: a machine does not repeat them better."""
 
 
 Key = tuple[tuple[Piece, ...], Piece | None, bool]
