@@ -79,7 +79,7 @@ def plan(
     if solved:
         warn(solved.warnings)
         solved.warnings.clear()
-    compile_search(job.schedules)
+    compile_search(job.schedules, job.search.max_vpp)
     limit_s = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
     stop, tell = should_stop or _never, on_progress or _quietly
     return PlanResult(job, search(job, limit_s, stop, tell, top_k, cluster=cluster, cache=solved), cluster)
