@@ -161,7 +161,7 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
         (job.search.model_copy(update=named), True),
         (job.search.model_copy(update=dict.fromkeys(_OPEN) | named), True),
     ):
-        entries = list_entries(replace(job, search=limits))
+        entries = list_entries(replace(job, search=limits), with_several=False)
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
         if found:
             return found, outside
@@ -186,6 +186,7 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
     arrangement = strategy.arrangement
-    layouts = (arrangement.kind, arrangement.encoder_run) if arrangement else ("chain",)
+    each = arrangement.each if arrangement else ()
+    layouts = {word for one in each for word in (one.kind, one.encoder_run)} or {"chain"}
     own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
     return all(value in layouts if name == "layout" else own[name] == value for name, value in wish.items())
