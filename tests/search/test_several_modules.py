@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from two_modules import make_job
@@ -21,8 +22,10 @@ from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
+from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.planner.plan import parse_plan
 from mm_autoparallel.planner.search.arrangements import combine
+from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import judge, list_all_boughs
 from mm_autoparallel.planner.search.thinning import Thinning
 from mm_autoparallel.reports.page.pictures import map_layout
@@ -161,3 +164,16 @@ def test_options_left_out_lose_nothing() -> None:
         assert min(found.values()) == pytest.approx(min(found[one] for one in left), rel=1e-9)
         best_ms.append(min(found.values()))
     assert best_ms[0] < best_ms[1]
+
+
+def test_why_not_looks_at_a_module_for_each_too() -> None:
+    """One encoder trains and the other is frozen, so that prefetch is of the second alone."""
+    limits: dict[str, Any] = {"mbs": [3], "cp": [1], "pp": [2], "tp": [2], "modes": []}
+    costs = CostModel(make_job(hears=True, layouts=["chain"], **limits))
+    chain = search(costs.job, num_workers=1)
+    answer = explain_why_not(costs, chain.estimates[0], parse_wish("layout=prefetch,TP=2"), 20.0)
+    assert answer.outside
+    assert answer.estimate is not None
+    assert answer.strategy.arrangement is not None
+    assert [one.encoder_run for one in answer.strategy.arrangement.each][1] == "prefetch"
+    assert answer.strategy.tp == 2

@@ -44,12 +44,17 @@ Options = tuple[tuple[Arrangement, ...], ...]
 """Of several modules, in the order of the chain, the ways that each of them may run beside one decoder."""
 
 
+def _is_any(_: Strategy) -> bool:
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
     """All strategies with arrangements of one kind beside one decoder.
 
     apart: the encoders that have ranks of their own, and num_apart, how many these are. together: strategies of all
-    encoders as one module. several: of a module for each of them, options that all go with one another.
+    encoders as one module. several: of a module for each of them, options that all go with one another. is_meant:
+    whether a strategy is one of the branch, of those that these name.
     """
 
     kind: str
@@ -58,6 +63,7 @@ class Branch:
     num_apart: int
     together: Callable[[], Iterator[Strategy]]
     several: Callable[[], Iterator[Options]]
+    is_meant: Callable[[Strategy], bool] = _is_any
 
     @property
     def num_devices(self) -> int:
@@ -66,9 +72,9 @@ class Branch:
 
     def strategies(self, with_several: bool = True) -> Iterator[Strategy]:
         """All of them. with_several: those too with several modules, which may be very many."""
-        yield from self.together()
+        yield from filter(self.is_meant, self.together())
         for options in self.several() if with_several else ():
-            yield from combine(self.decoder, options)
+            yield from filter(self.is_meant, combine(self.decoder, options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,19 +130,21 @@ def list_boughs(
             is_one = len(apart) in (0, len(names))
             yield Branch(kind, decoder, apart, num_apart, together if is_one else _none, several)
 
-    asked: list[tuple[str, tuple[str, ...]]] = [(kind, names if kind == "disaggregated" else ()) for kind in kinds]
+    apart_of: list[tuple[str, tuple[str, ...]]] = [("disaggregated", names)] if "disaggregated" in kinds else []
     if len(kinds) == 2:
         some = (each for number in range(1, len(names)) for each in combinations(names, number))
-        asked += [("colocated and disaggregated", apart) for apart in some]
-    for kind, apart in asked:
-        for number in range(1, num_devices) if apart else (num_devices,):
-            if not apart or job.cluster.uneven_reason(number) is None:
-                found = [each for each in sizes(number) if not breaks(each)]
-                shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
-                if shapes:
-                    num_apart = num_devices - number
-                    branches = partial(list_branches, kind, apart, found, num_apart)
-                    yield Bough(kind, number, apart, num_apart, shapes, branches)
+        apart_of += [("colocated and disaggregated", apart) for apart in some]
+    asked = [(num_devices, [("colocated", ())])] if "colocated" in kinds else []
+    asked += [(number, apart_of) for number in range(1, num_devices) if apart_of]
+    for number, kinds_there in asked:
+        if number < num_devices and job.cluster.uneven_reason(number):
+            continue
+        found = [each for each in sizes(number) if not breaks(each)]
+        shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
+        for kind, apart in kinds_there if shapes else ():
+            num_apart = num_devices - number
+            branches = partial(list_branches, kind, apart, found, num_apart)
+            yield Bough(kind, number, apart, num_apart, shapes, branches)
 
 
 def _none() -> Iterator[Strategy]:

@@ -133,9 +133,10 @@ class Branches:
         first = None if one.is_bounded else self._first_of(one)
         if first is None:
             self._list(one)
-            yield from one.part.together()
-            for options in one.part.several():
-                yield from self._thinning.combine(one.part.decoder, options)
+            branch = one.part
+            yield from filter(branch.is_meant, branch.together())
+            for options in branch.several():
+                yield from filter(branch.is_meant, self._thinning.combine(branch.decoder, options))
             return
         one.is_bounded = True
         if not self._costs.overfull_reason(first.of_decoder()):
