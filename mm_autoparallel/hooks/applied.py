@@ -105,6 +105,11 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
                 "layers recompute, no more; plan with search.modes [recompute]"
             )
     arrangement = plan.strategy.arrangement
+    if arrangement and arrangement.others:
+        raise PlanError(
+            f"layout is {arrangement.name}, a module for each encoder, and training scripts are told of one encoder "
+            "module; plan with search.layouts [chain]"
+        )
     if arrangement and arrangement.in_bubbles:
         raise PlanError(
             f"layout.encoder_run is {arrangement.encoder_run}, and training scripts are told of an encoder inline or "

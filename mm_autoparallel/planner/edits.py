@@ -58,7 +58,7 @@ def set_mode(job: Job, plan: Plan, modality: str, stage: int, mode: str, count: 
 def editable_orders(plan: Plan) -> tuple[str, ...]:
     """What each stage runs, where the plan has an order of single actions; nothing where its schedule has a name."""
     arrangement = plan.strategy.arrangement
-    return () if arrangement and arrangement.in_bubbles else plan.stage_orders
+    return () if arrangement and arrangement.has_orders else plan.stage_orders
 
 
 def set_order(plan: Plan, stage: int, words: str) -> Plan:

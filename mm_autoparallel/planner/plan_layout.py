@@ -1,4 +1,4 @@
-"""The result file's `layout`: where encoder and decoder have sizes of their own. The plain chain has none."""
+"""The result file's `layout`: where encoders and decoder have sizes of their own. The plain chain has none."""
 
 from __future__ import annotations
 
@@ -23,21 +23,30 @@ from mm_autoparallel.validation import nearest
 DECODER = "llm"
 _SIZES = {"PP": "pp", "TP": "tp", "CP": "cp", "DP": "dp", "MBS": "mbs"}
 _OFFSET = "rank_offset"
+_RUN = {"kind", "encoder_run"}
+"""What the section says of all encoders, or, where several are modules, each of its own."""
 
 
 def layout_document(strategy: Strategy) -> dict[str, Any]:
-    """`layout` as a key of the result file, where there is an arrangement."""
+    """`layout` as a key of the result file, where there is an arrangement. Encoders that are one module stand there
+    each, with equal sizes; several modules each say their own kind and run."""
     arrangement, decoder = strategy.arrangement, strategy.of_decoder()
     if arrangement is None:
         return {}
-    own = arrangement.encoder
-    behind = own.num_ranks if arrangement.apart and own.rank_offset == 0 else 0
-    sizes = {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset}
-    modules = {
-        **{part: dict(sizes) for part in own.parts},
-        DECODER: {key: getattr(decoder, name) for key, name in _SIZES.items()} | {_OFFSET: behind},
-    }
-    return {"layout": {"kind": arrangement.kind, "encoder_run": arrangement.encoder_run, "modules": modules}}
+    sizes = {key: getattr(decoder, name) for key, name in _SIZES.items()} | {_OFFSET: arrangement.decoder_offset}
+    if arrangement.others:
+        each = {one.encoder.name: _run_document(one) | _sizes_document(one.encoder) for one in arrangement.each}
+        return {"layout": {"modules": {**each, DECODER: sizes}}}
+    parts = {part: _sizes_document(arrangement.encoder) for part in arrangement.encoder.parts}
+    return {"layout": {**_run_document(arrangement), "modules": {**parts, DECODER: sizes}}}
+
+
+def _run_document(one: Arrangement) -> dict[str, Any]:
+    return {"kind": one.kind, "encoder_run": one.encoder_run}
+
+
+def _sizes_document(own: ModuleLayout) -> dict[str, Any]:
+    return {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset}
 
 
 def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strategy:
@@ -49,59 +58,95 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
     if "layout" not in document:
         return strategy
     section = parse_mapping(document, "layout")
-    kind: ModuleKind = _parse_word(section, "kind", MODULE_KINDS)
-    if kind == "chain":
-        return strategy
-    if section.get("encoder_run") in UNPLANNED_RUNS:
-        raise Refused(
-            f"layout.encoder_run is {section['encoder_run']}, which nothing here plans or simulates yet; "
-            f"{', '.join(ENCODER_RUNS)} are"
-        )
-    run: EncoderRun = _parse_word(section, "encoder_run", ENCODER_RUNS)
     modules = section.get("modules")
+    entries = modules if isinstance(modules, dict) else {}
+    is_each = any(isinstance(sizes, dict) and _RUN & sizes.keys() for name, sizes in entries.items() if name != DECODER)
+    if not is_each and _parse_word(section, "layout", "kind", MODULE_KINDS) == "chain":
+        return strategy
+    if not is_each:
+        _parse_run(section, "layout")
     if not isinstance(modules, dict) or len(modules) < 2 or DECODER not in modules:
         found = f"names {', '.join(modules)}" if isinstance(modules, dict) else f"is {describe_value(modules)}"
         raise Refused(
             f"layout.modules {found}; the sizes of one encoder, such as vision, and of {DECODER} are expected"
         )
-    name, encoder = _parse_encoders(modules)
-    if not encoder.mbs:
-        samples = strategy.mbs * strategy.dp
-        encoder = replace(encoder, mbs=strategy.mbs if run != "inline" else max(1, samples // encoder.dp))
-    arranged = replace(strategy, arrangement=Arrangement(kind, run, encoder))
-    if kind == "disaggregated" and strategy.pp <= encoder.pp:
+    if is_each:
+        first, *others = [_parse_each(section, modules, name, strategy) for name in modules if name != DECODER]
+        arrangement = replace(first, others=tuple(others))
+    else:
+        encoder = _fill_samples(_parse_encoders(modules), section["encoder_run"], strategy)
+        arrangement = Arrangement(section["kind"], section["encoder_run"], encoder)
+    return _check_decoder(replace(strategy, arrangement=arrangement), modules)
+
+
+def _parse_each(section: dict[str, Any], modules: dict[str, Any], name: str, strategy: Strategy) -> Arrangement:
+    """One of several modules, each with a kind and a run of its own or those of the section."""
+    encoder, where = _parse_module(modules, name), f"layout.modules.{name}"
+    told = {key: section[key] for key in _RUN if key in section} | modules[name]
+    kind: ModuleKind = _parse_word(told, where, "kind", MODULE_KINDS[1:])
+    run = _parse_run(told, where)
+    return Arrangement(kind, run, _fill_samples(encoder, run, strategy))
+
+
+def _parse_run(told: dict[str, Any], where: str) -> EncoderRun:
+    if told.get("encoder_run") in UNPLANNED_RUNS:
         raise Refused(
-            f"parallel_config.PP is {strategy.pp}; it counts all stages of the pipeline, those of layout.modules."
-            f"{name} too, of which there are {encoder.pp}"
+            f"{where}.encoder_run is {told['encoder_run']}, which nothing here plans or simulates yet; "
+            f"{', '.join(ENCODER_RUNS)} are"
+        )
+    run: EncoderRun = _parse_word(told, where, "encoder_run", ENCODER_RUNS)
+    return run
+
+
+def _fill_samples(encoder: ModuleLayout, run: EncoderRun, strategy: Strategy) -> ModuleLayout:
+    """With the MBS that stands for one that is not said."""
+    if encoder.mbs:
+        return encoder
+    samples = strategy.mbs * strategy.dp
+    return replace(encoder, mbs=strategy.mbs if run != "inline" else max(1, samples // encoder.dp))
+
+
+def _check_decoder(arranged: Strategy, modules: dict[str, Any]) -> Strategy:
+    """`arranged`, where what the section says of the decoder is what parallel_config does."""
+    arrangement = arranged.arrangement
+    assert arrangement is not None
+    number = arrangement.num_stages_apart
+    if number and arranged.pp <= number:
+        names = ", ".join(one.encoder.parts[0] for one in arrangement.each if one.apart)
+        raise Refused(
+            f"parallel_config.PP is {arranged.pp}; it counts all stages of the pipeline, those of layout.modules."
+            f"{names} too, of which there are {number}"
         )
     told, decoder = _parse_module(modules, DECODER), arranged.of_decoder()
     for key, field in _SIZES.items():
         if getattr(told, field) not in (getattr(decoder, field), 0):
-            why = " (all stages but the encoder's)" if field == "pp" and kind == "disaggregated" else ""
+            why = " (all stages but the encoder's)" if field == "pp" and number else ""
             raise Refused(
                 f"layout.modules.{DECODER}.{key} is {getattr(told, field)}, and parallel_config says "
                 f"{getattr(decoder, field)}{why}; the two must agree"
             )
-    behind = encoder.num_ranks if kind == "disaggregated" and encoder.rank_offset == 0 else 0
+    behind = arrangement.decoder_offset
     if told.rank_offset != behind:
+        begins = ", ".join(str(one.encoder.rank_offset) for one in arrangement.each)
         raise Refused(
             f"layout.modules.{DECODER}.rank_offset is {told.rank_offset}; beside an encoder that begins at rank "
-            f"{encoder.rank_offset} it is {behind}, so that the ranges neither overlap nor leave ranks idle"
+            f"{begins} it is {behind}, so that the ranges neither overlap nor leave ranks idle"
         )
     return arranged
 
 
-def _parse_encoders(modules: dict[str, Any]) -> tuple[str, ModuleLayout]:
-    """The name of the first encoder, and the sizes that it has with all others. Raises Refused where they differ."""
+def _parse_encoders(modules: dict[str, Any]) -> ModuleLayout:
+    """The sizes that all encoders have, which are one module. Raises Refused where they differ."""
     first, *others = (name for name in modules if name != DECODER)
     sizes = _parse_module(modules, first)
     for name in others:
         if replace(_parse_module(modules, name), name=first) != sizes:
             raise Refused(
-                f"layout.modules.{name} has other sizes than {first}; encoders run one after the other on the same "
-                "ranks here, with one size for all of them"
+                f"layout.modules.{name} has other sizes than {first}; encoders of one kind and run for all are one "
+                "module, one after the other on the same ranks; where each has its own sizes, give each its kind and "
+                "encoder_run"
             )
-    return first, replace(sizes, name=JOINED.join((first, *others)))
+    return replace(sizes, name=JOINED.join((first, *others)))
 
 
 def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:
@@ -111,6 +156,8 @@ def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:
         raise Refused(f"{where} is {describe_value(sizes)}; a mapping is expected")
     known = (*_SIZES, _OFFSET)
     for key in sizes:
+        if key in _RUN and name != DECODER:
+            continue
         if key not in known:
             raise Refused(f"{where}.{key} is not known{nearest(key, known)}; known are {', '.join(known)}")
     found: dict[str, int] = {"mbs": 0, "cp": 1}
@@ -123,9 +170,9 @@ def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:
     return ModuleLayout(name, **found, rank_offset=offset)
 
 
-def _parse_word(section: dict[str, Any], key: str, known: tuple[Any, ...]) -> Any:
+def _parse_word(section: dict[str, Any], where: str, key: str, known: tuple[Any, ...]) -> Any:
     value = section.get(key)
     if value not in known:
         told = "is missing" if value is None else f"is {describe_value(value)}"
-        raise Refused(f"layout.{key} {told}; one of {', '.join(known)} is expected")
+        raise Refused(f"{where}.{key} {told}; one of {', '.join(known)} is expected")
     return value

@@ -269,7 +269,7 @@ def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy:
 def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...]:
     """`order` as `parse_order` has it, where it was found together with the placement; else nothing."""
     schedule = SCHEDULES.get(strategy.schedule)
-    in_bubbles = bool(strategy.arrangement and strategy.arrangement.in_bubbles)
+    in_bubbles = bool(strategy.arrangement and strategy.arrangement.has_orders)
     if not in_bubbles and (schedule is None or schedule.given_by != "placement"):
         return ()
     what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"

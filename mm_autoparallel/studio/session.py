@@ -97,7 +97,9 @@ class Session:
             content = source.document(self.folder)
             job = source.job(self.folder)
             given = source.model_copy(update={"values": {}}).job(self.folder) if source.values else job
-            self._jobs[key] = Played(source, CostModel(job), given, content, tuple(list_entries(job)))
+            self._jobs[key] = Played(
+                source, CostModel(job), given, content, tuple(list_entries(job, with_several=False))
+            )
         return _last(self._jobs, key, KEPT_JOBS)
 
     def plan_of(self, moment: Moment) -> Plan:

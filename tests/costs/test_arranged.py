@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from two_modules import APART, PHASES, apart, make_job, shared
 
-from mm_autoparallel.model.costs.arranged import handed_on_bytes
+from mm_autoparallel.model.costs.away import handed_on_bytes
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.resharding import cross_between_ranks, cross_in_phases, cross_on_shared_ranks

@@ -1,4 +1,4 @@
-"""Every placement of a small decoder that has modes, and every order of it and one encoder beside it.
+"""Every placement of a small decoder that has modes, and every order of it and the encoders beside it.
 
 Stages are put together as `semantics` documents them, orders are those of `encoder_orders`.
 """
@@ -61,7 +61,9 @@ def _work_of(document: Document, held: list[list[int]], chosen: list[Document]) 
             if kind == "B" and s < stages - 1:
                 work.waits[op].append((("", "B", s + 1, m), back[s]))
             before = op
-    (encoder,) = document["encoders"]
-    _add_encoder(work, document, encoder, [[s] for s in reversed(range(stages))])
+    back = [[s] for s in reversed(range(stages))]
+    for turn, encoder in enumerate(document["encoders"]):
+        first = turn % stages
+        _add_encoder(work, document, encoder, back[first:] + back[:first])
     _feed(work, document)
     return work

@@ -23,6 +23,7 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
+from several_modules import Decoder, Own, form_several, limit, list_several
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -39,6 +40,8 @@ from mm_autoparallel.planner.search.space import list_entries
 SAME = 2e-5
 MOST_STRATEGIES = 45
 """Jobs with more are replaced by the next one of their seed."""
+MOST_OF_TWO = 400
+"""The same of two towers, whose layouts are products."""
 OPEN_BYTES = 22 * 2**20
 """Of partly empty segments, on every device (docs: costs/held_once.py)."""
 
@@ -55,6 +58,16 @@ class Meaning:
     mbs: int
     encoder: tuple[int, int, int, int] = (0, 0, 0, 0)
     """PP, TP, DP, MBS."""
+    modules: tuple[Own, ...] = ()
+    """Of each encoder, where each is one; then kind and run are empty."""
+
+    @property
+    def runs(self) -> set[str]:
+        return {self.run} | {own.run for own in self.modules}
+
+    @property
+    def in_bubbles(self) -> bool:
+        return bool(self.runs & {"bubbles", "prefetch"})
 
 
 def random_content(rng: random.Random, num_towers: int = 1) -> Document:
@@ -80,6 +93,7 @@ def random_content(rng: random.Random, num_towers: int = 1) -> Document:
         content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 3)
         content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
         content["workload"].pop("stack", None)  # whose layouts have one encoder
+        limit(rng, content)
     return content
 
 
@@ -160,16 +174,22 @@ def divisors(number: int) -> list[int]:
 
 def list_meanings(content: Document) -> set[Meaning]:
     """Every lawful strategy of the job, by the guide."""
+    several: set[Meaning] = set()
     limits, workload, cluster = content["search"], content["workload"], content["cluster"]
     layers = content["model"]["text"]["layers"]["num_layers"]
     towers = content["model"]["encoders"]
     before = sum(tower["layers"]["num_layers"] for tower in towers)
+    if len(towers) > 1:
+        for decoder, modules in list_several(content):
+            apart = sum(own.pp for own in modules if own.kind == "disaggregated")
+            sizes = decoder.pp + apart, decoder.tp, decoder.dp, decoder.mbs
+            several.add(Meaning("", "", *sizes, modules=modules))
     batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
     world = cluster["num_nodes"] * per_node
     named = "stack" in workload
     kinds = ("chain", "colocated", "disaggregated") if limits["layouts"] == "all" else limits["layouts"]
     trains = any_trains(content)
-    found = set()
+    found = several
 
     def plain(number: int, most_layers: int) -> list[tuple[int, int, int, int]]:
         """PP, TP, DP, MBS of a pipeline of so many layers on so many devices."""
@@ -179,6 +199,8 @@ def list_meanings(content: Document) -> set[Meaning]:
             for tp in divisors(number // pp)
             for mbs in limits["mbs"]
             if pp <= most_layers
+            and pp in limits.get("pp", (pp,))
+            and tp in limits.get("tp", (tp,))
             and 8 % tp == 0
             and tp <= per_node
             and min(number, per_node) % tp == 0
@@ -224,9 +246,10 @@ def list_meanings(content: Document) -> set[Meaning]:
     return found
 
 
-def any_trains(content: Document) -> bool:
-    """Whether a tower or its projector does."""
-    return not all(tower["freeze"] and tower["projector"]["freeze"] for tower in content["model"]["encoders"])
+def any_trains(content: Document, name: str = "") -> bool:
+    """Whether a tower, or that one, or its projector does."""
+    towers = [tower for tower in content["model"]["encoders"] if name in ("", tower["name"])]
+    return not all(tower["freeze"] and tower["projector"]["freeze"] for tower in towers)
 
 
 def meaning_of(strategy: Strategy) -> Meaning:
@@ -234,6 +257,13 @@ def meaning_of(strategy: Strategy) -> Meaning:
     sizes = (strategy.pp, strategy.tp, strategy.dp, strategy.mbs)
     if strategy.arrangement is None:
         return Meaning("chain", "", *sizes)
+    if strategy.arrangement.others:
+        modules = tuple(
+            Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset)
+            for one in strategy.arrangement.each
+            for e in (one.encoder,)
+        )
+        return Meaning("", "", *sizes, modules=modules)
     own = strategy.arrangement.encoder
     return Meaning(
         strategy.arrangement.kind, strategy.arrangement.encoder_run, *sizes, (own.pp, own.tp, own.dp, own.mbs)
@@ -293,6 +323,10 @@ def spread(value: Any, number: int) -> list[float]:
 
 def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) -> Document:
     """The oracle's document of one strategy."""
+    if one.modules:
+        apart = sum(own.pp for own in one.modules if own.kind == "disaggregated")
+        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs)
+        return form_several(job, costs, content, sized, one.modules, Network(costs), held_once)
     decoder = Strategy(one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0), one.tp, one.dp, one.mbs)
     if one.kind == "chain":
         return problem_document(build_problem(costs, decoder))
@@ -470,7 +504,7 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
     lawful = {meaning_of(entry.strategy) for entry in list_entries(job) if entry.reason is None}
     if lawful != meanings or not told.keys() <= meanings:
         wrong.append(f"lawful there alone: {lawful - meanings}; here alone: {meanings - lawful}")
-    in_bubbles = any(one.run in ("bubbles", "prefetch") for one in meanings)  # whose gap may stay open
+    in_bubbles = any(one.in_bubbles for one in meanings)  # whose gap may stay open
     step_ms, most_ms = result.estimates[0].step_ms, math.inf if in_bubbles and not result.proven else optimum
     if not optimum * (1 - SAME) <= step_ms <= most_ms * (1 + max(SAME, result.gap_fraction * in_bubbles)):
         wrong.append(f"the answer takes {step_ms}, and {optimum} is possible")
@@ -478,7 +512,7 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
         wrong.append(f"its bound is {result.lower_bound_ms}, and {optimum} is possible; proven: {result.proven}")
     for one in told.keys() & meanings:
         step_ms, candidate = best[one], told[one]
-        allowed = PROVEN_GAP_FRACTION if one.run in ("bubbles", "prefetch") else 0.0
+        allowed = PROVEN_GAP_FRACTION if one.in_bubbles else 0.0
         if candidate.status == "infeasible" and math.isfinite(step_ms):
             wrong.append(f"{one} does not fit, and does in {step_ms}: {candidate.reason}")
         elif candidate.bound_ms is not None and candidate.bound_ms > step_ms * (1 + SAME):
@@ -494,7 +528,16 @@ def is_small(content: Document) -> bool:
     """Whether all strategies of the job, and all orders of each, can be looked at."""
     meanings, batch = list_meanings(content), content["workload"]["global_batch_size"]
     for one in meanings:
-        if one.run in ("bubbles", "prefetch"):
+        beside = [own for own in one.modules if own.run in ("bubbles", "prefetch")]
+        if beside:
+            count, actions = batch // (one.dp * one.mbs), 2 * one.pp * (batch // (one.dp * one.mbs))
+            frozen = {tower["name"]: not any_trains(content, tower["name"]) for tower in content["model"]["encoders"]}
+            for own in beside:
+                passes = count * one.mbs * own.tp // (one.tp * own.mbs)
+                actions += passes * (1 if frozen[own.name] else 2)
+            if actions > MOST_ACTIONS:
+                return False
+        elif one.in_bubbles:
             count, trains = (
                 batch // (one.dp * one.mbs),
                 not all(tower["freeze"] for tower in content["model"]["encoders"]),
@@ -502,7 +545,8 @@ def is_small(content: Document) -> bool:
             passes = count * one.mbs * one.encoder[1] // (one.tp * one.encoder[3])
             if count_actions(one.pp, count, passes, trains) > MOST_ACTIONS:
                 return False
-    return 1 <= len(meanings) <= MOST_STRATEGIES
+    most = MOST_STRATEGIES if len(content["model"]["encoders"]) == 1 else MOST_OF_TWO
+    return 1 <= len(meanings) <= most
 
 
 def checked_jobs(number: int, seed: int, num_towers: int = 1) -> dict[str, list[str]]:

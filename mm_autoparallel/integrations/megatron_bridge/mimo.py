@@ -92,6 +92,11 @@ def _refusals(plan: Plan, job: Job | None) -> Iterator[str]:
     arrangement, decoder = plan.strategy.arrangement, plan.strategy.of_decoder()
     assert arrangement is not None
     encoder = arrangement.encoder
+    if arrangement.others:
+        yield (
+            f"its layout is {arrangement.name}, a module for each encoder, and files of MIMO are written for one "
+            "encoder; plan with search.layouts [chain]"
+        )
     if not arrangement.apart:
         yield (
             f"its layout is {arrangement.name}, and MIMO gives each rank one module (get_active_module_pg); plan with "

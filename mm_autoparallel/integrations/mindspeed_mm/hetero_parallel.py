@@ -45,6 +45,12 @@ def list_reasons(plan: Plan, model: Model) -> Iterator[str]:
     arrangement, decoder = plan.strategy.arrangement, plan.strategy.of_decoder()
     assert arrangement is not None
     encoder = arrangement.encoder
+    if arrangement.others:
+        yield (
+            f"its layout is {arrangement.name}, a module for each encoder, and MindSpeed-MM's files have one; "
+            "plan with search.layouts [chain]"
+        )
+        return
     if arrangement.apart or arrangement.encoder_run != _run_beside(decoder.pp):
         yield (
             f"its layout is {arrangement.name} beside a decoder of PP {decoder.pp}, and MindSpeed-MM runs encoders on "

@@ -1,12 +1,11 @@
-"""Problems of arrangements: an encoder's blocks and a decoder's, each priced under sizes of their own, in one pipeline.
+"""Problems of arrangements: each module's blocks priced under sizes of its own, with the decoder's in one pipeline.
 
-On ranks of its own the encoder is the first stages of a pipeline, one cell of replicas (resharding.py) standing for
-all: a stage of it takes what its replica's samples of one decoder micro-batch take, and the hop behind it is the
-crossing. On shared devices and inline both lie on one stage. In phases no stage has encoder layers: every device runs
-the encoder's forwards of the whole step before the pipeline and its backwards behind it, which lengthens each stage's
-tail by their sum, and holds the encoder and what it keeps beside the pipeline (footprint.Beside). What works while the
-encoder runs is counted as if all that is kept for it were there and a layer's activations of the decoder: never less
-than is needed.
+On ranks of their own encoders are the first stages of a pipeline, one cell of replicas (resharding.py) standing for
+all: a stage of one takes what its replica's samples of one decoder micro-batch take, and the hop behind it is the
+crossing. Several of them stand there in the order of the chain, each with its own crossing to the decoder: a
+micro-batch goes through one after the other, which takes a pass of each longer to fill than if both began at once. On
+shared devices and inline encoders lie on the decoder's one stage, or on its stages as in the chain. What runs before,
+after or beside the pipeline is away.py's.
 """
 
 from __future__ import annotations
@@ -15,21 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mm_autoparallel.model.blocks.chain import AudioStem, PatchEmbedding
+from mm_autoparallel.model.costs.away import Away, Module, count_per_pass, find_crossing, form_away, handed_on_bytes
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.features import hands_on
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators
-from mm_autoparallel.model.costs.resharding import (
-    Crossing,
-    cross_between_ranks,
-    cross_in_phases,
-    cross_inline,
-    cross_to_first_stage,
-)
 from mm_autoparallel.model.costs.scales import PIPELINE, CostScales
-from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.model.operators.operators import ELEMENT_BYTES
-from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import deal_pipelines
 from mm_autoparallel.pipeline.footprint import Beside, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
@@ -37,54 +27,48 @@ from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """encoder, decoder: the pipelines of the whole chain under either's sizes, of which the blocks of one part count.
-
-    size_bytes: of one decoder replica's micro-batch, what the encoder hands on, whole.
-    """
+    """decoder: the pipeline of the whole chain under the decoder's sizes, of which its own `blocks` count. modules: of
+    the arrangement, in their order. factor: on what crosses."""
 
     known: CostModel
     strategy: Strategy
-    arrangement: Arrangement
-    encoder: Problem
     decoder: Problem
-    size_bytes: float
+    blocks: tuple[ChainBlock, ...]
+    modules: tuple[Module, ...]
     factor: float
 
     @property
-    def blocks(self) -> tuple[tuple[ChainBlock, ...], tuple[ChainBlock, ...]]:
-        """The encoder's and the decoder's."""
-        decodes = self.known.chain.modalities[-1]
-        return (
-            tuple(block for block in self.encoder.chain if block.modality != decodes),
-            tuple(block for block in self.decoder.chain if block.modality == decodes),
-        )
+    def apart(self) -> tuple[Module, ...]:
+        """Those on ranks of their own."""
+        return tuple(module for module in self.modules if module.arrangement.apart)
 
     @property
-    def context_bytes(self) -> float:
-        return self.decoder.context_bytes
+    def inside(self) -> tuple[Module, ...]:
+        """Those whose blocks lie on the decoder's stages."""
+        return tuple(m for m in self.modules if not m.arrangement.apart and not m.arrangement.away)
 
     def communicator_bytes(self) -> float:
-        """Of a device in the groups of one module, the larger; of a device in both, those of both, but one of all."""
-        ties, own = self.known.has_tied_table, (self.strategy.of_encoder(), self.strategy.of_decoder())
-        counts = [count_communicators(each, ties and each is own[1]) for each in own]
-        number = max(counts) if self.arrangement.apart else max(0, sum(counts) - 1)
-        return float(number * self.known.cluster.device.communicator_bytes)
+        """Of a device in the groups of all modules that it runs, one of all ranks among them; the most of any."""
+        ties, own = self.known.has_tied_table, self.strategy.of_decoder()
+        apart = [count_communicators(module.own, False) for module in self.apart]
+        shared = [m for m in self.modules if not m.arrangement.apart and not m.arrangement.in_chain]
+        number = count_communicators(own, ties) + sum(count_communicators(m.own, False) - 1 for m in shared)
+        return float(max(0, number, *apart) * self.known.cluster.device.communicator_bytes)
 
 
 def build_arranged(
     known: CostModel, strategy: Strategy, scales: CostScales, build: Callable[[Strategy], Problem]
 ) -> Problem:
     """The problem of a strategy that has an arrangement. build: that of the whole chain under plain sizes."""
-    arrangement = strategy.arrangement
-    assert arrangement is not None
-    encoder, decoder = build(strategy.of_encoder()), build(strategy.of_decoder())
-    size_bytes = handed_on_bytes(known, strategy)
-    parts = _Parts(known, strategy, arrangement, encoder, decoder, size_bytes, scales.factor(PIPELINE))
-    if arrangement.in_phases:
-        return _in_phases(parts)
-    if arrangement.in_bubbles:
-        return _in_bubbles(parts)
-    return _apart(parts) if arrangement.apart else _inline(parts)
+    assert strategy.arrangement is not None
+    factor, each = scales.factor(PIPELINE), strategy.arrangement.each
+    modules = [Module.of(known, strategy.with_only(one), build) for one in each]
+    decoder = build(strategy.of_decoder())
+    blocks = tuple(block for block in decoder.chain if block.modality == known.chain.modalities[-1])
+    parts = _Parts(known, strategy, decoder, blocks, tuple(modules), factor)
+    if len(modules) > 1:
+        parts = replace(parts, modules=tuple(_send_apart(parts)))
+    return _add_away(parts, _form_stages(parts))
 
 
 def keep_decoder(known: CostModel, problem: Problem) -> Problem:
@@ -96,216 +80,167 @@ def keep_decoder(known: CostModel, problem: Problem) -> Problem:
     )
 
 
-def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
-    """Of one decoder replica's micro-batch, all that its encoder hands on."""
-    own = strategy.of_encoder()
-    total_bytes = 0.0
-    for block, cost in zip(known.chain.blocks, known.look_up(own), strict=True):
-        if (
-            block.modality != known.chain.modalities[-1]
-            and block.role == "post"
-            and block.kind != f"{block.modality}_norm"
-        ):
-            share = known.share_of(block, known.strategy_of(block, own))
-            total_bytes += block.count * cost.output_bytes * share.sp * own.cp
-    return total_bytes * strategy.mbs / own.mbs
-
-
-def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Crossing:
-    """From the encoder's ranks to the decoder's, in bubbles of one pass. size_bytes: handed_on_bytes."""
-    arrangement, basis = strategy.arrangement, (known.cluster, known.network)
-    assert arrangement is not None
-    if arrangement.in_bubbles:
-        return cross_to_first_stage(*basis, strategy, _count_per_pass(strategy) * size_bytes)
-    if arrangement.in_phases:
-        return cross_in_phases(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
-    if arrangement.apart:
-        return cross_between_ranks(*basis, known.workload, strategy, size_bytes)
-    return cross_inline(*basis, known.workload, strategy, size_bytes, _pixel_bytes(known, strategy))
-
-
 def crossing_document(known: CostModel, strategy: Strategy) -> dict[str, Any]:
-    """The crossing of an arrangement as provenance tells it: of one micro-batch of a decoder's replica, in phases of
-    the whole step, in bubbles of one pass."""
+    """The crossing of an arrangement as provenance tells it, of several modules each by name: of one micro-batch of a
+    decoder's replica, in phases of the whole step, in bubbles of one pass."""
+    assert strategy.arrangement is not None
+    told = {one.encoder.name: _describe_crossing(known, strategy.with_only(one)) for one in strategy.arrangement.each}
+    return told if strategy.arrangement.others else next(iter(told.values()))
+
+
+def _describe_crossing(known: CostModel, strategy: Strategy) -> dict[str, Any]:
+    """Of its one module."""
     arrangement, size_bytes, count = strategy.arrangement, handed_on_bytes(known, strategy), 1
     assert arrangement is not None
     if arrangement.in_phases:
         count = strategy.num_microbatches(known.workload.global_batch_size)
     elif arrangement.in_bubbles:
-        count = _count_per_pass(strategy)
+        count = count_per_pass(strategy)
     return {"size_bytes": count * size_bytes, **asdict(find_crossing(known, strategy, size_bytes))}
 
 
-def _apart(parts: _Parts) -> Problem:
-    known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
-    first, second = parts.blocks
-    crossing = find_crossing(known, strategy, parts.size_bytes)
-    hop_ms = 0.0 if crossing.blocks else parts.factor * crossing.forward_ms
-    if crossing.blocks:
-        back_ms = parts.factor * crossing.backward_ms if any(block.backward_ms for block in first) else 0.0
-        first = _delay(first, -1, parts.factor * crossing.forward_ms, back_ms)
-        second = _delay(second, 0, parts.factor * crossing.forward_ms, back_ms)
-    chain = (
-        *(replace(block, within=(0, encoder.num_stages)) for block in first),
-        *(replace(block, within=(encoder.num_stages, strategy.pp)) for block in second),
-    )
-    communicator_bytes = parts.communicator_bytes()
-    static_bytes = [parts.context_bytes + communicator_bytes + _held_once_bytes(blocks) for blocks in (first, second)]
+def _send_apart(parts: _Parts) -> list[Module]:
+    """Several modules, of each block what crosses a cut behind it: what its own module has made ready and, on the
+    decoder's stages, what came there from all that are elsewhere; and gradients where such features need them."""
+    known, modules, names = parts.known, list[Module](), [block.name for block in parts.known.chain.blocks]
+    chained = {name for m in parts.inside if m.arrangement.in_chain for name in m.arrangement.encoder.parts}
+    pairs = list(zip(known.chain.blocks, known.look_up(parts.strategy.of_decoder()), strict=True))
+    elsewhere = [(b, cost) for b, cost in pairs if b.modality not in (known.chain.modalities[-1], *chained)]
+    there_bytes = sum(block.count * cost.output_bytes for block, cost in elsewhere if hands_on(block))
+    there_returns = any(block.trainable for block, _ in elsewhere)
+    apart_returns = False
+    for module in parts.modules:
+        in_chain = module.arrangement.in_chain
+        ready_bytes, returns = (there_bytes, there_returns) if in_chain else (0.0, apart_returns)
+        costs, changed = known.look_up(module.own), []
+        for block in module.blocks:
+            index = names.index(block.name)
+            returns, out_bytes = returns or known.chain.blocks[index].trainable, costs[index].output_bytes
+            if hands_on(known.chain.blocks[index]):
+                ready_bytes, out_bytes = ready_bytes + out_bytes * block.count, 0.0
+            changed.append(replace(block, output_bytes=ready_bytes + out_bytes, sends_gradient=returns))
+        if in_chain:
+            there_bytes, there_returns = ready_bytes, returns
+        elif module.arrangement.apart:
+            apart_returns = returns
+        modules.append(replace(module, blocks=tuple(changed)))
+    return modules
+
+
+def _form_stages(parts: _Parts) -> Problem:
+    """The pipeline of all that lies on stages."""
+    known, strategy, decoder = parts.known, parts.strategy, parts.decoder
+    second, crossings = parts.blocks, [module.crossing for module in parts.apart]
+    apart = [module.blocks for module in parts.apart]
+    hops_ms = [parts.factor * each.forward_ms for each in crossings]
+    for at in reversed(range(len(hops_ms) - 1)):  # what comes later is on its way no longer than what came before
+        hops_ms[at] = max(0.0, hops_ms[at] - hops_ms[at + 1])
+    if len(apart) == 1 and crossings[0].blocks:
+        back_ms = parts.factor * crossings[0].backward_ms if parts.apart[0].trains else 0.0
+        apart = [_delay(apart[0], -1, parts.factor * crossings[0].forward_ms, back_ms)]
+        second = _delay(second, 0, parts.factor * crossings[0].forward_ms, back_ms)
+        hops_ms = [0.0]
+    inside = [_delay_inline(parts, module) for module in parts.inside]
+    on_decoder = (*(block for blocks in inside for block in blocks), *second)
+    if not apart and not inside:
+        return replace(decoder, chain=second)
+    pipelines = [*(module.problem for module in parts.apart), decoder]
     exchange_ms = known.calibration.figures.shape_exchange_ms if known.workload.variable_seq_lengths else 0.0
-    counts = encoder.num_stages, decoder.num_stages
+    tails_ms = [
+        tuple(tail_ms + 2 * exchange_ms * (strategy.pp - own.num_stages) for tail_ms in own.stage_tail_ms)
+        for own in pipelines
+    ]
+    factors = [own.time_factors for own in pipelines]
+    for module in parts.inside:
+        if not module.arrangement.in_chain:
+            tails_ms[-1] = (max(module.problem.stage_tail_ms[0], tails_ms[-1][0]),)
+            factors[-1] = tuple(max(pair) for pair in zip(module.problem.time_factors, factors[-1], strict=True))
+    communicator_bytes = parts.communicator_bytes()
+    chain, static_bytes, at = list[ChainBlock](), list[float](), 0
+    for own, blocks in zip(pipelines, [*apart, on_decoder], strict=True):
+        end = at + own.num_stages
+        chain += (replace(block, within=(at, end)) if apart else block for block in blocks)
+        held_bytes = decoder.context_bytes + communicator_bytes + _held_once_bytes(blocks)
+        static_bytes, at = static_bytes + [held_bytes] * own.num_stages, end
+    has_factors = any(own.stage_time_factor for own in [*pipelines, *(m.problem for m in parts.inside)])
+    limited = all(own.host_limit_bytes for own in pipelines)
     return replace(
         decoder,
         num_stages=strategy.pp,
-        chain=chain,
-        memory_limit_bytes=encoder.memory_limit_bytes + decoder.memory_limit_bytes,
-        stage_static_bytes=(static_bytes[0],) * counts[0] + (static_bytes[1],) * counts[1],
-        stage_tail_ms=tuple(
-            tail_ms + 2 * exchange_ms * (strategy.pp - own.num_stages)
-            for own in (encoder, decoder)
-            for tail_ms in own.stage_tail_ms
-        ),
-        p2p_ms=(*encoder.p2p_ms, hop_ms, *decoder.p2p_ms),
-        p2p_ms_per_byte=(*encoder.p2p_ms_per_byte, 0.0, *decoder.p2p_ms_per_byte),
+        chain=tuple(chain),
+        memory_limit_bytes=tuple(limit for own in pipelines for limit in own.memory_limit_bytes),
+        stage_static_bytes=tuple(static_bytes),
+        stage_tail_ms=tuple(tail_ms for tails in tails_ms for tail_ms in tails),
+        p2p_ms=_join_hops([own.p2p_ms for own in pipelines], hops_ms),
+        p2p_ms_per_byte=_join_hops([own.p2p_ms_per_byte for own in pipelines], [0.0] * len(hops_ms)),
         communicator_bytes=communicator_bytes,
-        host_ms_per_byte=encoder.host_ms_per_byte + decoder.host_ms_per_byte,
-        stage_time_factor=_join_factors(encoder, decoder),
-        host_limit_bytes=(encoder.host_limit_bytes + decoder.host_limit_bytes)
-        if encoder.host_limit_bytes and decoder.host_limit_bytes
-        else (),
+        host_ms_per_byte=tuple(each for own in pipelines for each in own.host_ms_per_byte),
+        stage_time_factor=tuple(each for of in factors for each in of) if has_factors else (),
+        host_limit_bytes=tuple(limit for own in pipelines for limit in own.host_limit_bytes) if limited else (),
     )
 
 
-def _inline(parts: _Parts) -> Problem:
-    first, second = parts.blocks
-    crossing = find_crossing(parts.known, parts.strategy, parts.size_bytes)
-    first = _delay(first, -1, parts.factor * crossing.forward_ms, 0.0)
+def _join_hops(inner: Sequence[tuple[float, ...]], between: Sequence[float]) -> tuple[float, ...]:
+    """Of one pipeline after the other, with what leads from each to the next."""
+    joined = list(inner[0])
+    for hop, after in zip(between, inner[1:], strict=True):
+        joined += (hop, *after)
+    return tuple(joined)
+
+
+def _delay_inline(parts: _Parts, module: Module) -> tuple[ChainBlock, ...]:
+    """The blocks of a module on the decoder's one stage, with its crossing; on several it has none."""
+    if module.arrangement.in_chain:
+        return module.blocks
+    first = _delay(module.blocks, -1, parts.factor * module.crossing.forward_ms, 0.0)
     returning = max((index for index, block in enumerate(first) if block.backward_ms), default=-1)
-    chain = (*_delay(first, returning, 0.0, parts.factor * crossing.backward_ms), *second)
-    communicator_bytes = parts.communicator_bytes()
-    return replace(
-        parts.decoder,
-        chain=chain,
-        stage_static_bytes=(parts.context_bytes + communicator_bytes + _held_once_bytes(chain),),
-        stage_tail_ms=(max(parts.encoder.stage_tail_ms[0], parts.decoder.stage_tail_ms[0]),),
-        communicator_bytes=communicator_bytes,
-        stage_time_factor=tuple(
-            max(pair) for pair in zip(parts.encoder.time_factors, parts.decoder.time_factors, strict=True)
-        )
-        if parts.encoder.stage_time_factor or parts.decoder.stage_time_factor
-        else (),
-    )
+    return _delay(first, returning, 0.0, parts.factor * module.crossing.backward_ms)
 
 
-def _in_phases(parts: _Parts) -> Problem:
-    known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
-    first, second = parts.blocks
-    own, again = parts.arrangement.encoder, parts.arrangement.encoder_run == "recomputed_phases"
-    num_calls = known.workload.global_batch_size // (own.dp * own.mbs)
-    crossing = find_crossing(known, strategy, parts.size_bytes)
-    trains = any(block.backward_ms for block in first)
-    forward_ms, backward_ms = (
-        sum(block.count * getattr(block, name) for block in first) for name in ("forward_ms", "backward_ms")
-    )
-    # what runs once more is all in front of a block that has a backward, as what it keeps is made of all before it
-    each_ms = forward_ms + backward_ms + (forward_ms if again and trains else 0.0)
-    phases_ms = num_calls * each_ms * encoder.time_factors[0] + sum(block.count * block.tail_ms for block in first)
-    phases_ms += parts.factor * (crossing.forward_ms + (crossing.backward_ms if trains else 0.0))
-    phases_ms += encoder.stage_tail_ms[0] - known.calibration.figures.step_ms
-
-    kept_bytes = sum(block.count * block.activation_bytes for block in first)
-    held_bytes = 0.0 if again else num_calls * kept_bytes
-    own_bytes = num_calls * own.mbs * parts.size_bytes / strategy.mbs
-    arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * parts.size_bytes
-    working_bytes = max(block.transient_bytes for block in first) + (kept_bytes if again else 0.0)
-    return replace(
-        _hold_beside(parts, held_bytes + own_bytes, held_bytes + max(own_bytes, arrived_bytes)),
-        chain=tuple(_with_room(block, working_bytes, _least_kept(block)) if block.layer else block for block in second),
-        stage_tail_ms=tuple(tail_ms + phases_ms for tail_ms in decoder.stage_tail_ms),
-    )
-
-
-def _in_bubbles(parts: _Parts) -> Problem:
-    """A pass is made on the ranks of one stage by all encoder replicas there, passes are dealt to stages in turn."""
-    known, strategy, encoder, decoder = parts.known, parts.strategy, parts.encoder, parts.decoder
-    first, second = parts.blocks
-    own, run = parts.arrangement.encoder, parts.arrangement.encoder_run
-    number = _count_per_pass(strategy)
-    pass_bytes = number * parts.size_bytes
-    crossing = find_crossing(known, strategy, parts.size_bytes)
-    trains = any(block.backward_ms for block in first)
-    forward_ms, backward_ms = (
-        encoder.time_factors[0] * sum(block.count * getattr(block, name) for block in first)
-        for name in ("forward_ms", "backward_ms")
-    )
-    arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * parts.size_bytes
-    after_ms = sum(block.count * block.tail_ms for block in first) + encoder.stage_tail_ms[0]
-    after_ms -= known.calibration.figures.step_ms
-    working_bytes = max(block.transient_bytes for block in first)
-    beside = Encoder(
-        own.name,
-        (forward_ms,),
-        (backward_ms,),
-        deal_pipelines(decoder.num_stages, 1),
-        "prefetch" if run == "prefetch" else "bubbles",
-        number,
-        feed_ms=parts.factor * (max(crossing.forward_ms, crossing.backward_ms) if trains else crossing.forward_ms),
-        static_bytes=(0.0,),  # in stage_static_bytes
-        activation_bytes=(sum(block.count * block.activation_bytes for block in first),),
-    )
-    return replace(
-        _hold_beside(parts, pass_bytes, arrived_bytes),
-        chain=tuple(_with_room(block, working_bytes, 0.0) if block.layer else block for block in second),
-        stage_tail_ms=tuple(tail_ms + after_ms for tail_ms in decoder.stage_tail_ms),
-        encoders=(beside,),
-    )
-
-
-def _count_per_pass(strategy: Strategy) -> int:
-    """Of a decoder replica's micro-batches, those that one pass of the encoder in bubbles takes."""
-    arrangement = strategy.arrangement
-    assert arrangement is not None
-    return arrangement.num_beside(strategy.tp, strategy.cp) * arrangement.encoder.mbs // strategy.mbs
-
-
-def _hold_beside(parts: _Parts, kept_bytes: float, kept_on_first_bytes: float) -> Problem:
-    """The decoder's problem, whose devices hold the encoder's weights too, and what of it is kept through the step."""
-    first, second = parts.blocks
-    prints = [(block.footprint, block.count) for block in first if block.footprint]
-    weight_bytes, gradient_bytes, optimizer_bytes = (
-        sum(count * getattr(held, name) for held, count in prints)
-        for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes")
-    )
+def _add_away(parts: _Parts, stages: Problem) -> Problem:
+    """The pipeline, whose devices also hold the modules that are away, and what of them is kept through the step."""
+    away = [form_away(parts.known, m, parts.factor) for m in parts.modules if m.arrangement.away]
+    if not away:
+        return stages
+    once = [block for m in parts.modules for block in m.blocks] + list(parts.blocks)
+    communicator_bytes, once_bytes = parts.communicator_bytes(), _held_once_bytes(once)
+    step_bytes = sum(one.step_bytes for one in away) + max(one.step_once_bytes for one in away)
     beside = tuple(
-        Beside(weight_bytes, gradient_bytes, optimizer_bytes, kept_bytes if stage else kept_on_first_bytes)
-        for stage in range(parts.decoder.num_stages)
+        Beside(
+            sum(one.weight_bytes for one in away),
+            sum(one.gradient_bytes for one in away),
+            sum(one.optimizer_bytes for one in away),
+            sum(one.kept_bytes if stage else one.kept_on_first_bytes for one in away),
+        )
+        for stage in range(stages.num_stages)
     )
-    step_bytes = sum(block.count * block.step_bytes for block in first)
-    step_bytes += max(block.step_once_bytes for block in first)
-    communicator_bytes = parts.communicator_bytes()
-    once_bytes = _held_once_bytes([*first, *second])
+    chain, tails_ms = stages.chain, stages.stage_tail_ms
+    alone = {name for m in parts.inside if not m.arrangement.in_chain for name in m.arrangement.encoder.parts}
+    for one in away:
+        chain = tuple(one.give_room(b) if b.layer and b.modality not in alone else b for b in chain)
+        tails_ms = tuple(tail_ms + one.tail_ms for tail_ms in tails_ms)
     return replace(
-        parts.decoder,
+        stages,
+        chain=chain,
         stage_static_bytes=tuple(
-            parts.context_bytes
+            parts.decoder.context_bytes
             + communicator_bytes
             + once_bytes
             + held.static_bytes
             + max(held.kept_bytes, step_bytes)  # the optimizer's step comes when nothing is kept
             for held in beside
         ),
+        stage_tail_ms=tails_ms,
         communicator_bytes=communicator_bytes,
         beside=beside,
+        encoders=_deal(stages.num_stages, away),
     )
 
 
-def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:
-    """What the encoder reads of one decoder replica's micro-batch, in BF16; of audio what its first layer does."""
-    for block, tokens in zip(known.chain.blocks, known.tokens, strict=True):
-        if isinstance(block.structure, PatchEmbedding):
-            return ELEMENT_BYTES * strategy.mbs * tokens.layer_tokens * block.structure.in_features
-        if isinstance(block.structure, AudioStem):
-            return ELEMENT_BYTES * strategy.mbs * tokens.layer_tokens * block.structure.hidden_size
-    return 0.0
+def _deal(num_stages: int, away: Sequence[Away]) -> tuple[Any, ...]:
+    """Encoders that take turns on the stages, each one's first pass a stage before that of the one before."""
+    found = [one.encoder for one in away if one.encoder]
+    return tuple(replace(one, pipelines=deal_pipelines(num_stages, 1, turn)) for turn, one in enumerate(found))
 
 
 def _delay(blocks: Sequence[ChainBlock], index: int, forward_ms: float, backward_ms: float) -> tuple[ChainBlock, ...]:
@@ -317,27 +252,5 @@ def _delay(blocks: Sequence[ChainBlock], index: int, forward_ms: float, backward
     return tuple(changed)
 
 
-def _least_kept(block: ChainBlock) -> float:
-    """What one of these layers keeps in any mode at least, of each micro-batch in flight."""
-    return min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
-
-
-def _with_room(block: ChainBlock, working_bytes: float, spare_bytes: float) -> ChainBlock:
-    """A layer of the decoder beside which an encoder may work that needs working_bytes. spare_bytes: what the decoder
-    then keeps less of than at its peak, at least: in phases nothing is in flight."""
-    more_bytes, held = working_bytes - spare_bytes, block.footprint
-    return replace(
-        block,
-        transient_bytes=max(block.transient_bytes, more_bytes),
-        footprint=held and replace(held, working_bytes=max(held.working_bytes, more_bytes)),
-    )
-
-
 def _held_once_bytes(blocks: Sequence[ChainBlock]) -> float:
     return sum_held_once(block.footprint for block in blocks if block.footprint) + OPEN_SEGMENTS_BYTES
-
-
-def _join_factors(encoder: Problem, decoder: Problem) -> tuple[float, ...]:
-    if not (encoder.stage_time_factor or decoder.stage_time_factor):
-        return ()
-    return encoder.time_factors + decoder.time_factors

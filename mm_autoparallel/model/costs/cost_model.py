@@ -145,11 +145,11 @@ class CostModel:
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""
         scales = scales.of_blocks
-        if strategy.arrangement:  # the encoder's blocks under its own sizes
-            decodes, number = self._look_up(strategy.of_decoder(), scales), len(self.chain.blocks)
-            number -= sum(block.modality == self.chain.modalities[-1] for block in self.chain.blocks)
-            encodes = self._look_up(strategy.of_encoder(), scales)
-            return (*encodes[0][:number], *decodes[0][number:]), (*encodes[1][:number], *decodes[1][number:])
+        if strategy.arrangement:  # each encoder's blocks under its own sizes
+            of = {name: self._look_up(strategy.of_modality(name), scales) for name in self.chain.modalities}
+            names = [block.modality for block in self.chain.blocks]
+            each = tuple(of[name][0][i] for i, name in enumerate(names))
+            return each, tuple(of[name][1][i] for i, name in enumerate(names))
         runs_ahead, key = self._runs_ahead(strategy), self._key(strategy, scales)
         if key not in self._found:
             bare, found = [], []
@@ -204,8 +204,7 @@ class CostModel:
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
         """`strategy` as a block sees it: its module's, without tensor parallelism where each such rank has it whole."""
         if strategy.arrangement:
-            is_decoder = block.modality == self.chain.modalities[-1]
-            return strategy.of_decoder() if is_decoder else strategy.of_encoder()
+            return strategy.of_modality(block.modality)
         if block.modality in self._towers and replicates(
             block.modality, self._towers[block.modality], self.workload, strategy.tp
         ):

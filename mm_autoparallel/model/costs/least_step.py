@@ -5,7 +5,10 @@ Costs of blocks depend on few of a strategy's sizes, so tens of thousands of str
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.cost import BlockCost
@@ -42,46 +45,64 @@ class LeastSteps:
         return max(evenly_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
 
     def _least_arranged_ms(self, strategy: Strategy) -> float:
-        """The same of two modules. On ranks of its own each has its stages to share its passes out among; on shared
-        ones, the encoder's come on top: with each micro-batch, or a whole step's before and after the pipeline."""
+        """The same of modules. On ranks of its own each has its stages to share its passes out among; on shared ones,
+        an encoder's come on top: with each micro-batch, or a whole step's before and after the pipeline."""
         arrangement = strategy.arrangement
         assert arrangement is not None
-        least = self._least_part_ms(strategy.of_encoder(), False), self._least_part_ms(strategy.of_decoder(), True)
-        if arrangement.in_bubbles:  # devices share all work, and passes of either may lie where the other's do not
-            return max(self._least_beside_ms(strategy), *least)
-        return max(least) if arrangement.apart else sum(least)
+        each = [(one, strategy.with_only(one)) for one in arrangement.each]
+        inside = [part for one, only in each if one.in_chain for part in self._parts_of(only)]
+        decoder_ms = self._least_part_ms(strategy.of_decoder(), (*inside, *self._decoder))
+        least = {one: self._least_part_ms(only.of_encoder(), self._parts_of(only)) for one, only in each}
+        on_top_ms = sum(least[one] for one in least if not (one.apart or one.in_bubbles or one.in_chain))
+        apart_ms = max((least[one] for one in least if one.apart), default=0.0)
+        pipeline_ms = decoder_ms
+        in_bubbles = [(one, only) for one, only in each if one.in_bubbles]
+        if in_bubbles:  # devices share all work, and passes of either may lie where the other's do not
+            shared_ms = self._least_beside_ms(strategy, in_bubbles, (*inside, *self._decoder))
+            pipeline_ms = max(shared_ms, decoder_ms, *(least[one] for one, _ in in_bubbles))
+        return max(apart_ms, pipeline_ms + on_top_ms)
 
-    def _least_beside_ms(self, strategy: Strategy) -> float:
-        """Passes of the encoder, and the decoder's layers, shared out evenly among the stages."""
-        arrangement, decoder = strategy.arrangement, strategy.of_decoder()
-        assert arrangement is not None
-        passes_ms = self._sum_part_ms(strategy.of_encoder(), False)[0] / arrangement.encoder.mbs
-        passes_ms /= arrangement.num_beside(decoder.tp, decoder.cp)
+    def _least_beside_ms(
+        self, strategy: Strategy, in_bubbles: Sequence[tuple[Arrangement, Strategy]], inside: Collection[str]
+    ) -> float:
+        """Passes of encoders in bubbles, and the layers on stages, shared out evenly among these."""
+        decoder, passes_ms = strategy.of_decoder(), 0.0
+        for one, only in in_bubbles:
+            each_ms = self._sum_part_ms(only.of_encoder(), self._parts_of(only))[0] / one.encoder.mbs
+            passes_ms += each_ms / one.num_beside(decoder.tp, decoder.cp)
         samples = self._costs.job.workload.global_batch_size // decoder.dp
-        each_ms = passes_ms + self._sum_part_ms(decoder, True)[0] / decoder.mbs
+        each_ms = passes_ms + self._sum_part_ms(decoder, inside)[0] / decoder.mbs
         return samples * each_ms / decoder.pp * (1.0 - ROUNDING_FRACTION)
+
+    @property
+    def _decoder(self) -> tuple[str, ...]:
+        return (self._costs.chain.modalities[-1],)
+
+    def _parts_of(self, only: Strategy) -> tuple[str, ...]:
+        """The modalities of a strategy's one module."""
+        assert only.arrangement is not None
+        return only.arrangement.encoder.parts
 
     def least_decoder_ms(self, decoder: Strategy) -> float:
         """No strategy with this decoder and whatever arrangement is below. Raises as least_ms."""
-        return self._least_part_ms(decoder, True)
+        return self._least_part_ms(decoder, self._decoder)
 
-    def least_share_ms(self, part: Strategy, is_decoder: bool) -> float:
-        """Of one sample, what devices spend together at least on this module with the costs of such sizes. Its step is
-        not below that times all samples over its devices. Raises as least_ms."""
-        total_ms, _ = self._sum_part_ms(part, is_decoder)
+    def least_share_ms(self, part: Strategy, modalities: Collection[str]) -> float:
+        """Of one sample, what devices spend together at least on these modalities with the costs of such sizes. Their
+        step is not below that times all samples over their devices. Raises as least_ms."""
+        total_ms, _ = self._sum_part_ms(part, modalities)
         return total_ms * part.tp * part.cp / part.mbs * (1.0 - ROUNDING_FRACTION)
 
-    def _least_part_ms(self, part: Strategy, is_decoder: bool) -> float:
-        total_ms, largest_ms = self._sum_part_ms(part, is_decoder)
+    def _least_part_ms(self, part: Strategy, modalities: Collection[str]) -> float:
+        total_ms, largest_ms = self._sum_part_ms(part, modalities)
         each_ms = max(total_ms / part.pp, largest_ms)
         number = self._costs.job.workload.global_batch_size // (part.dp * part.mbs)
         return each_ms * number * (1.0 - ROUNDING_FRACTION)
 
-    def _sum_part_ms(self, part: Strategy, is_decoder: bool) -> tuple[float, float]:
-        """What all blocks of a module take for one micro-batch, and the largest of them."""
-        decodes = self._costs.chain.modalities[-1]
+    def _sum_part_ms(self, part: Strategy, modalities: Collection[str]) -> tuple[float, float]:
+        """What all blocks of these modalities take for one micro-batch, and the largest of them."""
         pairs = zip(self._costs.chain.blocks, self._costs.look_up(part), strict=True)
-        held = [(b.count, _sum_passes(cost)) for b, cost in pairs if (b.modality == decodes) == is_decoder]
+        held = [(b.count, _sum_passes(cost)) for b, cost in pairs if b.modality in modalities]
         return sum(count * passes_ms for count, passes_ms in held), max(passes_ms for _, passes_ms in held)
 
     def _sum_scale(self, modality: str, num_microbatches: int) -> float:

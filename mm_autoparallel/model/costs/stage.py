@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.model.blocks.chain import Projector, Traced
 from mm_autoparallel.model.costs.arranged import build_arranged, crossing_document, keep_decoder
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.model.costs.doubt import list_doubts, widen
+from mm_autoparallel.model.costs.features import hands_on
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.model.costs.held_together import hold_together
 from mm_autoparallel.model.costs.layer_layouts import share_layers
@@ -76,6 +76,12 @@ def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
     return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED)))
 
 
+def build_part(job: Job | CostModel, part: Strategy) -> Problem:
+    """The whole chain under the plain sizes of one module, lawful for that one alone. Raises ProfileError."""
+    known = CostModel.of(job).used_by(part)
+    return _assemble(_price(known, part, UNSCALED))
+
+
 def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost]:
     """The cost of one of each block, by the block's name, with the sources of its figures. Raises ProfileError."""
     known = CostModel.of(job)
@@ -113,12 +119,16 @@ def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, 
     basis = known.cluster, known.workload, known.calibration, known.network
     if not strategy.arrangement:
         return list_cost_sources(found, *basis, strategy, known.has_tied_table)
-    decodes = known.chain.modalities[-1]
-    before, after = ([one for one in found if (one[0].modality == decodes) == last] for last in (False, True))
+    away = [strategy.with_only(one) for one in strategy.arrangement.each if not one.in_chain]
+    parts = [(set(one.arrangement.encoder.parts), one.of_encoder()) for one in away if one.arrangement]
+    elsewhere = {name for names, _ in parts for name in names}
+    after = [one for one in found if one[0].modality not in elsewhere]
     sources = list_cost_sources(after, *basis, strategy.of_decoder(), known.has_tied_table)
-    others = list_cost_sources(before, *basis, strategy.of_encoder(), has_tied_table=False)
-    names = {source.name for source in sources}  # one name stands for groups of both
-    return (*sources, *(source for source in others if source.name not in names))
+    for names, own in parts:
+        others = list_cost_sources([one for one in found if one[0].modality in names], *basis, own, False)
+        known_names = {source.name for source in sources}  # one name stands for groups of all
+        sources = (*sources, *(source for source in others if source.name not in known_names))
+    return sources
 
 
 def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:
@@ -374,9 +384,7 @@ def _output_bytes(known: CostModel, costs: tuple[BlockCost, ...]) -> tuple[float
     for block, cost in zip(known.chain.blocks, costs, strict=True):
         if block.modality == known.chain.modalities[-1]:
             outputs.append(cost.output_bytes)
-        elif (isinstance(block.structure, Projector) and block.structure.layer_sizes) or (
-            isinstance(block.structure, Traced) and block.structure.projects
-        ):
+        elif hands_on(block):
             ready_bytes += cost.output_bytes * block.count
             outputs.append(ready_bytes)
         else:

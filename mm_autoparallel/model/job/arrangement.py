@@ -1,6 +1,7 @@
-"""Arrangement: an encoder and its decoder with parallel sizes of their own, on the same devices or on others.
+"""Arrangement: encoders and their decoder with parallel sizes of their own, on the same devices or on others.
 
-Several encoders, such as vision and audio, are one module: they have the same sizes, and run one after the other.
+Several encoders, such as vision and audio, are one module, with the same sizes, of which one runs after the other; or
+modules of their own, each with a kind, a run and sizes that others need not have.
 
 A strategy without one is the chain: encoder and decoder in one pipeline, of one tensor, context and data parallel size.
 Result files and jobs call an arrangement a layout; `layouts` of a strategy (model/job/layer_layout.py) are of layers.
@@ -8,7 +9,7 @@ Result files and jobs call an arrangement a layout; `layouts` of a strategy (mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 ModuleKind = Literal["chain", "colocated", "disaggregated"]
@@ -57,11 +58,15 @@ class Arrangement:
     runs once more before its backwards; in bubbles, in the time that the decoder's pipeline leaves; as prefetch, there
     too and for the next step, where it is frozen. disaggregated: on ranks of its own, as the pipeline's first stages
     (inline).
+
+    others: those of further modules, each by itself; modules stand in the order of the chain. What is said below is of
+    the first alone, but for `each` and what follows it.
     """
 
     kind: ModuleKind
     encoder_run: EncoderRun
     encoder: ModuleLayout
+    others: tuple[Arrangement, ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -74,6 +79,11 @@ class Arrangement:
         return self.encoder_run != "inline"
 
     @property
+    def in_chain(self) -> bool:
+        """Whether it lies on the decoder's stages, several, under the decoder's sizes, as in the chain."""
+        return self.kind == "colocated" and not self.away and self.encoder.pp > 1
+
+    @property
     def in_phases(self) -> bool:
         """Whether it runs before and after the pipeline."""
         return self.encoder_run in ("phases", "recomputed_phases")
@@ -83,14 +93,39 @@ class Arrangement:
         """Whether its passes run between those of the pipeline, in an order that plans have."""
         return self.encoder_run in ("bubbles", "prefetch")
 
+    def num_beside(self, tp: int, cp: int) -> int:
+        """Of a decoder of so many ranks a stage: encoder replicas that lie on the ranks of one of its stages."""
+        return tp * cp // self.encoder.tp
+
+    @property
+    def each(self) -> tuple[Arrangement, ...]:
+        """Every module's by itself."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether any module's passes run in an order that plans have."""
+        return any(one.in_bubbles for one in self.each)
+
+    @property
+    def num_stages_apart(self) -> int:
+        """Stages of the pipeline on ranks of encoders' own."""
+        return sum(one.encoder.pp for one in self.each if one.apart)
+
+    @property
+    def decoder_offset(self) -> int:
+        """The decoder's first rank: behind an encoder that alone has ranks of its own and begins at 0, else 0."""
+        apart = [one.encoder for one in self.each if one.apart]
+        return apart[0].num_ranks if len(apart) == 1 and apart[0].rank_offset == 0 else 0
+
     @property
     def name(self) -> str:
-        """`disaggregated, vision PP 1 TP 1 DP 2`."""
+        """`disaggregated, vision PP 1 TP 1 DP 2`, of several modules with `; ` between."""
+        return "; ".join(one._name for one in self.each)
+
+    @property
+    def _name(self) -> str:
         of, run = self.encoder, self.encoder_run.replace("_", " ")
         told = {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
         each = f" MBS {of.mbs}" if self.away else ""
         return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp} DP {of.dp}{each}"
-
-    def num_beside(self, tp: int, cp: int) -> int:
-        """Of a decoder of so many ranks a stage: encoder replicas that lie on the ranks of one of its stages."""
-        return tp * cp // self.encoder.tp

@@ -8,7 +8,7 @@ micro-batch beside one stage, in phases before several; no gradients go back to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, ModuleLayout
@@ -71,27 +71,67 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
     if reason := model_reason(model, cluster, workload):
         yield reason
         return
+    if arrangement.others:
+        yield from _break_modules(model, arrangement)
+    elif arrangement.encoder.name != module_name(model):
+        yield f"layout names the encoder {arrangement.encoder.name}, and the model's is {module_name(model)}"
+    for one in arrangement.each:
+        yield from module_reasons(model, cluster, workload, strategy.with_only(one), bool(arrangement.others))
+    apart = [one.encoder for one in arrangement.each if one.apart]
+    if arrangement.others and apart and not arrangement.decoder_offset:
+        yield from _break_several_ranges(cluster, apart, strategy.of_decoder())
+
+
+def _break_modules(model: Model, arrangement: Arrangement) -> Iterator[str]:
+    """Several modules are all encoders of the model, each once and in its order, and go together."""
+    each, names = arrangement.each, [encoder.name for encoder in model.encoders]
+    told = [part for one in each for part in one.encoder.parts]
+    firsts = [names.index(one.encoder.parts[0]) for one in each if one.encoder.parts[0] in names]
+    if sorted(told) != sorted(names) or firsts != sorted(firsts):
+        yield f"layout names the encoders {', '.join(told)}, and the model's are {', '.join(names)}"
+    for one in each:
+        if list(one.encoder.parts) != [name for name in names if name in one.encoder.parts]:
+            yield f"layout names the encoders {one.encoder.name} in another order than the model, {', '.join(names)}"
+    if all(one.in_chain for one in each):
+        yield "all encoders lie on the decoder's stages under its sizes, which is the chain; plan that"
+    away = next((one for one in each if one.away), None)
+    apart = next((one for one in each if one.apart), None)
+    if away and apart:
+        yield (
+            f"{apart.encoder.name} is on ranks of its own, whose stages begin the pipeline, and {away.encoder.name} "
+            f"runs in {away.encoder_run.replace('_', ' ')}, which needs the decoder's there; have both inline or apart"
+        )
+
+
+def module_reasons(
+    model: Model, cluster: Cluster, workload: Workload, strategy: Strategy, has_others: bool
+) -> Iterator[str]:
+    """The rules that one module breaks by itself. strategy: with that one alone. has_others: whether it stands beside
+    others."""
+    arrangement, decoder = strategy.arrangement, strategy.of_decoder()
+    assert arrangement is not None
+    encoder = arrangement.encoder
     if reason := stack_reason(workload, arrangement.kind, arrangement.encoder_run):
         yield reason
-    encoder, decoder = arrangement.encoder, strategy.of_decoder()
-    if encoder.name != module_name(model):
-        yield f"layout names the encoder {encoder.name}, and the model's is {module_name(model)}"
     for name in ("pp", "tp", "dp", "mbs", "cp"):
         if getattr(encoder, name) < 1:
             yield f"the encoder's {name.upper()} is {getattr(encoder, name)}; it must be at least 1"
             return
+    if has_others and arrangement.kind == "colocated" and not arrangement.away and encoder.pp > 1:
+        yield from _break_in_chain(arrangement, strategy)
+        return
     yield from _break_sizes(arrangement, strategy)
     yield from _break_batch(workload, arrangement, decoder)
     if arrangement.apart:
-        yield from _break_ranges(cluster, encoder, decoder)
+        yield from _break_ranges(cluster, encoder, decoder, has_others)
     else:
-        yield from _break_shared(arrangement, decoder)
+        yield from _break_shared(arrangement, decoder, has_others)
     if workload.stack in _MEGATRON and "stack" in workload.model_fields_set:
         yield from _break_megatron(arrangement, decoder)
-    trains = encoders_train(model)
+    trains = encoders_train(model, encoder.parts)
     if workload.stack == "mindspeed-mm":
         yield from _break_mindspeed_mm(arrangement, decoder, trains)
-    num_layers = sum(part.layers.num_layers for part in model.encoders)
+    num_layers = sum(part.layers.num_layers for part in model.encoders if part.name in encoder.parts)
     if encoder.pp > num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {encoder.name} has {num_layers}"
     if arrangement.encoder_run == "prefetch" and trains:
@@ -108,9 +148,38 @@ def module_name(model: Model) -> str:
     return JOINED.join(encoder.name for encoder in model.encoders)
 
 
-def encoders_train(model: Model) -> bool:
-    """Whether something of the encoders or of their projectors does."""
-    return not all(encoder.freeze and encoder.projector.freeze for encoder in model.encoders)
+def encoders_train(model: Model, parts: Collection[str] = ()) -> bool:
+    """Whether something of these encoders or of their projectors does. parts: their names (empty: all)."""
+    meant = [encoder for encoder in model.encoders if not parts or encoder.name in parts]
+    return not all(encoder.freeze and encoder.projector.freeze for encoder in meant)
+
+
+def _break_in_chain(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
+    """Of an encoder on the decoder's stages, several, beside others that are elsewhere."""
+    encoder, decoder = arrangement.encoder, strategy.of_decoder()
+    if decoder.cp > 1:
+        yield f"{encoder.name} is on the stages of a decoder of CP {decoder.cp}, and an image is one span of attention"
+    for name in ("pp", "tp", "cp", "dp", "mbs"):
+        mine, theirs = getattr(encoder, name), getattr(decoder, name)
+        if mine != theirs:
+            yield (
+                f"{encoder.name} has {name.upper()} {mine} inline on the stages of a decoder of {name.upper()} "
+                f"{theirs}; there it has the decoder's sizes, and elsewhere PP 1"
+            )
+    if encoder.rank_offset:
+        yield f"{encoder.name} begins at rank {encoder.rank_offset}; on the decoder's stages it begins at 0"
+
+
+def _break_several_ranges(cluster: Cluster, apart: list[ModuleLayout], decoder: Strategy) -> Iterator[str]:
+    """Several encoders on ranks of their own lie side by side behind the decoder, which begins at rank 0."""
+    end = decoder.world_size
+    for encoder in sorted(apart, key=lambda one: one.rank_offset):
+        if encoder.rank_offset != end:
+            fault = "overlap" if encoder.rank_offset < end else "leave ranks idle"
+            yield f"{encoder.name} begins at rank {encoder.rank_offset}, so that ranges {fault}; {end} would do"
+        end += encoder.num_ranks
+    if end > cluster.num_devices:
+        yield f"encoders and decoder have {end} ranks, more than the {cluster.num_devices} devices"
 
 
 def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
@@ -177,12 +246,15 @@ def _break_passes(workload: Workload, arrangement: Arrangement, decoder: Strateg
         )
 
 
-def _break_ranges(cluster: Cluster, encoder: ModuleLayout, decoder: Strategy) -> Iterator[str]:
+def _break_ranges(
+    cluster: Cluster, encoder: ModuleLayout, decoder: Strategy, has_others: bool = False
+) -> Iterator[str]:
     """The two ranges of ranks lie side by side from rank 0 on, each where its groups do not straddle nodes."""
     number, world = decoder.world_size, encoder.num_ranks + decoder.world_size
     if world > cluster.num_devices:
         yield f"encoder {encoder.num_ranks} + decoder {number} ranks are more than the {cluster.num_devices} devices"
-    if encoder.rank_offset not in (0, number):
+    is_behind_others = has_others and encoder.rank_offset > number
+    if encoder.rank_offset not in (0, number) and not is_behind_others:
         fault = "overlap" if encoder.rank_offset < number else "leave ranks idle"
         yield (
             f"the encoder begins at rank {encoder.rank_offset}, so that the two ranges {fault}; it begins at 0, the "
@@ -200,7 +272,7 @@ def _break_ranges(cluster: Cluster, encoder: ModuleLayout, decoder: Strategy) ->
         yield f"the encoder's TP {encoder.tp} does not divide its node's {cluster.max_tensor_parallel} devices"
 
 
-def _break_shared(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+def _break_shared(arrangement: Arrangement, decoder: Strategy, has_others: bool = False) -> Iterator[str]:
     encoder, number = arrangement.encoder, decoder.world_size
     if encoder.num_ranks != number or encoder.rank_offset:
         yield (
@@ -210,7 +282,7 @@ def _break_shared(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
     if arrangement.encoder_run == "inline" and decoder.pp > 1:
         yield f"colocated inline needs a decoder of one stage, and its PP is {decoder.pp}; phases would do"
     is_chain = arrangement.encoder_run == "inline" and (encoder.tp, encoder.dp) == (decoder.tp, decoder.dp)
-    if is_chain and decoder.cp == 1:
+    if is_chain and decoder.cp == 1 and not has_others:
         yield f"colocated inline with the decoder's own TP {decoder.tp} and DP {decoder.dp} is the chain; plan that"
     if encoder.tp > 1 and decoder.tp % encoder.tp and encoder.tp % decoder.tp:
         yield f"colocated TP {encoder.tp} and TP {decoder.tp}: one must divide the other, so that samples stay on nodes"

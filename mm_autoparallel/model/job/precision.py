@@ -11,13 +11,18 @@ torchao's. Where nothing is cited a figure is assumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
+from mm_autoparallel.model.job.traced_model import TracedModel
+
 if TYPE_CHECKING:
-    from mm_autoparallel.model.job.cluster import Device
+    from mm_autoparallel.model.job.cluster import Cluster, Device
+    from mm_autoparallel.model.job.model import Model
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.model.job.workload import Workload
 
 Precision = Literal["bf16", "fp8_delayed", "fp8_current", "fp8_blockwise", "fp8_rowwise", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -134,3 +139,14 @@ def precision_reason(precision: str, device: Device, stack: str, implementation:
     if implementation == "transformers":
         return f"precision {precision} is of Megatron's layers, and workload.implementation is {implementation}"
     return None
+
+
+def precision_reasons(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Every device must have units of that precision, and the stack products of it."""
+    for precision in dict.fromkeys(strategy.precision_of(workload, modality) for modality in ("text", "towers")):
+        for device in {kind.device.name: kind.device for kind in cluster.kinds}.values():
+            reason = precision_reason(precision, device, workload.stack, workload.implementation)
+            if reason:
+                yield reason
+        if precision != "bf16" and isinstance(model, TracedModel):
+            yield f"precision {precision} has other operators than the traces that {model.name} is known from"

@@ -20,11 +20,10 @@ from mm_autoparallel.model.job.expert_law import expert_reasons
 from mm_autoparallel.model.job.fact_law import overlap_reasons
 from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.job.precision import Precision, precision_reason
+from mm_autoparallel.model.job.precision import Precision, precision_reasons
 from mm_autoparallel.model.job.schedule_law import schedule_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
-from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS
 
@@ -88,28 +87,42 @@ class Strategy:
 
     @property
     def world_size(self) -> int:
-        if self.arrangement and self.arrangement.apart:
-            return self.of_decoder().world_size + self.arrangement.encoder.num_ranks
+        if self.arrangement:
+            apart = (one.encoder.num_ranks for one in self.arrangement.each if one.apart)
+            return self.of_decoder().world_size + sum(apart)
         return self.pp * self.tp * self.cp * self.dp
 
     @property
     def away(self) -> tuple[str, ...]:
         """Encoders that run before, after or beside the pipeline, of which no stage holds layers."""
-        return self.arrangement.encoder.parts if self.arrangement and self.arrangement.away else ()
+        each = self.arrangement.each if self.arrangement else ()
+        return tuple(part for one in each if one.away for part in one.encoder.parts)
 
     def of_decoder(self) -> Strategy:
         """Where an encoder has sizes of its own, the decoder's by themselves; else this very one."""
         if self.arrangement is None:
             return self
-        apart = self.arrangement.encoder.pp if self.arrangement.apart else 0
-        return replace(self, pp=self.pp - apart, arrangement=None)
+        return replace(self, pp=self.pp - self.arrangement.num_stages_apart, arrangement=None)
 
     def of_encoder(self) -> Strategy:
-        """The same of the encoder: its choices are the decoder's, but for those of experts and context parallelism."""
+        """The same of the first module: its choices are the decoder's, but for those of experts and CP."""
         if self.arrangement is None:
             return self
+        if self.arrangement.in_chain:
+            return self.of_decoder()
         own = self.arrangement.encoder
         return self.beside(own.pp, own.tp, own.dp, own.mbs, own.cp)
+
+    def with_only(self, one: Arrangement) -> Strategy:
+        """The strategy with one of its arrangement's modules and none of the others."""
+        return replace(self.of_decoder(), pp=self.of_decoder().pp + one.num_stages_apart, arrangement=one)
+
+    def of_modality(self, modality: str) -> Strategy:
+        """What a modality's blocks are shared by: of its module, else of the decoder."""
+        for one in self.arrangement.each if self.arrangement else ():
+            if modality in one.encoder.parts:
+                return self.with_only(one).of_encoder()
+        return self.of_decoder()
 
     def beside(self, pp: int, tp: int, dp: int, mbs: int, cp: int = 1) -> Strategy:
         """An encoder of these sizes by itself beside this decoder, whose choices it has."""
@@ -249,7 +262,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         context_reasons(model, cluster, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
-        _break_precision(model, cluster, workload, strategy),
+        precision_reasons(model, cluster, workload, strategy),
         overlap_reasons(workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
         _break_layouts(model, cluster, workload, strategy),
@@ -258,13 +271,16 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
 
 
 def _break_arrangement(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> str | None:
-    """Its own rules, and the decoder's with nothing before it. On ranks of its own the encoder has stages of its own;
-    in phases the decoder alone has any."""
+    """Its own rules, and those of the decoder with nothing before it but encoders on its stages."""
     arrangement = strategy.arrangement
-    if arrangement and arrangement.apart and strategy.pp <= arrangement.encoder.pp:
-        return f"PP {strategy.pp} counts the encoder's {arrangement.encoder.pp} stages and leaves the decoder none"
+    assert arrangement is not None
+    if strategy.pp <= arrangement.num_stages_apart:
+        return (
+            f"PP {strategy.pp} counts the encoder's {arrangement.num_stages_apart} stages and leaves the decoder none"
+        )
     reason = next(arrangement_reasons(model, cluster, workload, strategy), None)
-    alone = model.model_copy(update={"encoders": ()})
+    chained = {part for one in arrangement.each if one.in_chain for part in one.encoder.parts}
+    alone = model.model_copy(update={"encoders": tuple(e for e in model.encoders if e.name in chained)})
     return reason or unlawful_reason(alone, cluster, workload, strategy.of_decoder())
 
 
@@ -355,17 +371,6 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
             yield reason
     if strategy.optimizer_offload and (reason := offload_reason(workload.stack, strategy.zero, cluster.device)):
         yield reason
-
-
-def _break_precision(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """Every device must have units of that precision, and the stack products of it."""
-    for precision in dict.fromkeys(strategy.precision_of(workload, modality) for modality in ("text", "towers")):
-        for device in {kind.device.name: kind.device for kind in cluster.kinds}.values():
-            reason = precision_reason(precision, device, workload.stack, workload.implementation)
-            if reason:
-                yield reason
-        if precision != "bf16" and isinstance(model, TracedModel):
-            yield f"precision {precision} has other operators than the traces that {model.name} is known from"
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:

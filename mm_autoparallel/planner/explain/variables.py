@@ -60,7 +60,7 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
 
 def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Variable, ...]:
     """All variables of `job`. look: called for each strategy, to raise what should end it."""
-    lawful = [entry.strategy for entry in list_entries(job, look) if entry.reason is None]
+    lawful = [entry.strategy for entry in list_entries(job, look, with_several=False) if entry.reason is None]
     found = [_of_strategy(name, where, {value(one) for one in lawful}) for name, where, value in _OF_STRATEGY]
     batches = {one.num_microbatches(job.workload.global_batch_size) for one in lawful}
     found.append(_of_strategy("micro-batches of a step", "follows from replicas and samples", batches))

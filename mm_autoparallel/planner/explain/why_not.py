@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,14 +18,16 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
-from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain.causes import divide_step
+from mm_autoparallel.planner.search.arrangements import Bough, Branch
 from mm_autoparallel.planner.search.candidate import Status
 from mm_autoparallel.planner.search.planner import examine
-from mm_autoparallel.planner.search.space import SpaceEntry, list_entries
+from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_entries
 from mm_autoparallel.units import format_percent
 from mm_autoparallel.validation import nearest
 
@@ -114,8 +117,11 @@ def explain_why_not(
     """
     costs = CostModel.of(job)
     job = costs.job
-    entries, outside = match_strategies(job, wish)
-    best, candidates = examine(costs, entries, time_limit_s, should_stop)
+    entries, boughs, limits = _match(job, wish)
+    outside = limits is not job.search
+    if boughs and outside:
+        costs = CostModel(replace(job, search=limits))
+    best, candidates = examine(costs, entries, time_limit_s, should_stop, boughs)
     counts: Counter[str] = Counter(candidate.status for candidate in candidates)
     if best:
         strategy = best.plan.strategy
@@ -150,21 +156,33 @@ def describe_wish(wish: Wish) -> str:
 
 def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tuple[SpaceEntry, ...], bool]:
     """The strategies that match: of the job's limits, else of these without those on what is named, else of none; and
-    whether the job's limits leave them out. Raises JobError where no product of sizes makes the cluster's devices."""
+    whether the job's limits leave them out. Several encoders are one module here. Raises JobError where no product of
+    sizes makes the cluster's devices."""
+    entries, _, limits = _match(job, wish, flag, with_several=False)
+    return entries, limits is not job.search
+
+
+def _match(
+    job: Job, wish: Wish, flag: str = "--why-not", with_several: bool = True
+) -> tuple[tuple[SpaceEntry, ...], tuple[Bough, ...], SearchSpace]:
+    """The same, with what lists those of several modules, and the limits that have them. Raises as match_strategies."""
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
     named |= {"schedule": (wish["schedule"],)} if "schedule" in wish else {}
     if "layout" in wish:
         named["layouts"] = ("colocated" if wish["layout"] in ENCODER_RUNS else wish["layout"],)
-    for limits, outside in (
-        (job.search, False),
-        (job.search.model_copy(update=named), True),
-        (job.search.model_copy(update=dict.fromkeys(_OPEN) | named), True),
+    for limits in (
+        job.search,
+        job.search.model_copy(update=named),
+        job.search.model_copy(update=dict.fromkeys(_OPEN) | named),
     ):
-        entries = list_entries(replace(job, search=limits))
+        entries = list_entries(replace(job, search=limits), with_several=False)
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
-        if found:
-            return found, outside
+        several: tuple[Bough, ...] = ()
+        if with_several and isinstance(job.model, Model) and len(job.model.encoders) > 1:
+            several = tuple(_narrow(bough, wish) for bough in list_all_boughs(replace(job, search=limits)))
+        if found or any(True for bough in several for branch in bough.branches() for _ in branch.strategies()):
+            return found, several, limits
     number, num_layers = job.cluster.num_devices, job.model.num_layers
     if int(wish.get("vpp", 1)) > num_layers:
         raise JobError(
@@ -184,8 +202,21 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
     )
 
 
+def _narrow(bough: Bough, wish: Wish) -> Bough:
+    """What a bough has of several modules that matches."""
+    of_decoder = {name: value for name, value in wish.items() if name not in ("layout", "pp")}
+
+    def list_branches() -> Iterator[Branch]:
+        for branch in bough.branches():
+            if _is_meant(branch.decoder, of_decoder):
+                yield replace(branch, together=lambda: iter(()), is_meant=partial(_is_meant, wish=wish))
+
+    return replace(bough, branches=list_branches)
+
+
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
     arrangement = strategy.arrangement
-    layouts = (arrangement.kind, arrangement.encoder_run) if arrangement else ("chain",)
+    each = arrangement.each if arrangement else ()
+    layouts = {word for one in each for word in (one.kind, one.encoder_run)} or {"chain"}
     own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
     return all(value in layouts if name == "layout" else own[name] == value for name, value in wish.items())

@@ -1,4 +1,6 @@
-"""The arrangements of a space: beside each lawful strategy of the decoder alone, every size of the encoder.
+"""The arrangements of a space: beside each lawful strategy of the decoder alone, every size of the encoders.
+
+Several encoders are tried as one module, and as a module each.
 
 The job's limits of pp, tp, cp, dp, mbs are the decoder's. An encoder on ranks of its own has the devices that the
 decoder leaves, whole nodes or what is left of the first, behind the decoder's ranks; in phases it takes any number of
@@ -11,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, permutations, product
 from typing import NamedTuple
 
-from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleKind, ModuleLayout
+from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, EncoderRun, ModuleLayout
 from mm_autoparallel.model.job.arrangement_law import encoders_train, model_reason, module_name, stack_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
@@ -37,32 +40,68 @@ Shape = tuple[int, int, int]
 """TP, CP and MBS of a decoder: as much of its sizes as the times of one block hang on."""
 
 
+Options = tuple[tuple[Arrangement, ...], ...]
+"""Of several modules, in the order of the chain, the ways that each of them may run beside one decoder."""
+
+
+def _is_any(_: Strategy) -> bool:
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """All strategies with arrangements of one kind beside one decoder. num_apart: devices that the encoder has to
-    itself, 0 where it shares the decoder's."""
+    """All strategies with arrangements of one kind beside one decoder.
 
-    kind: ModuleKind
+    apart: the encoders that have ranks of their own, and num_apart, how many these are. together: strategies of all
+    encoders as one module. several: of a module for each of them, options that all go with one another. is_meant:
+    whether a strategy is one of the branch, of those that these name.
+    """
+
+    kind: str
     decoder: Strategy
+    apart: tuple[str, ...]
     num_apart: int
-    strategies: Callable[[], Iterator[Strategy]]
+    together: Callable[[], Iterator[Strategy]]
+    several: Callable[[], Iterator[Options]]
+    is_meant: Callable[[Strategy], bool] = _is_any
 
     @property
     def num_devices(self) -> int:
         """Of the decoder."""
         return self.decoder.world_size
 
+    def strategies(self, with_several: bool = True) -> Iterator[Strategy]:
+        """All of them. with_several: those too with several modules, which may be very many."""
+        yield from filter(self.is_meant, self.together())
+        for options in self.several() if with_several else ():
+            yield from filter(self.is_meant, combine(self.decoder, options))
+
 
 @dataclass(frozen=True, eq=False)
 class Bough:
-    """All branches of one kind whose decoders have as many devices. num_apart: as of its branches.
+    """All branches of one kind whose decoders have as many devices. apart, num_apart: as of its branches.
     shapes: what its decoders may be of."""
 
-    kind: ModuleKind
+    kind: str
     num_devices: int
+    apart: tuple[str, ...]
     num_apart: int
     shapes: tuple[Shape, ...]
     branches: Callable[[], Iterator[Branch]]
+
+
+def combine(decoder: Strategy, options: Options) -> Iterator[Strategy]:
+    """Every choice of one option of each module, but for all of them on the decoder's stages, which is the chain."""
+    for first, *others in product(*options):
+        if not all(one.in_chain or _is_as(decoder, one) for one in (first, *others)):
+            arrangement = replace(first, others=tuple(others))
+            yield replace(decoder, pp=decoder.pp + arrangement.num_stages_apart, arrangement=arrangement)
+
+
+def _is_as(decoder: Strategy, one: Arrangement) -> bool:
+    """Whether an encoder inline on one stage has the decoder's sizes."""
+    inline = one.kind == "colocated" and not one.away
+    return inline and (one.encoder.tp, one.encoder.dp, decoder.cp) == (decoder.tp, decoder.dp, 1)
 
 
 def list_boughs(
@@ -72,7 +111,7 @@ def list_boughs(
     choose: Callable[[Sizes], Iterator[Strategy]],
     divisors: Callable[[int], tuple[int, ...]],
 ) -> Iterator[Bough]:
-    """Those on `num_devices`, of the kinds that search.layouts names.
+    """Those on `num_devices`, of the kinds that search.layouts names; where it names both, of both in one too.
 
     sizes: those within the limits on so many devices. choose: the strategies of such sizes.
     """
@@ -80,23 +119,36 @@ def list_boughs(
     if not kinds or model_reason(job.model, job.cluster, job.workload):
         return
     alone = job.model.model_copy(update={"encoders": ()})
-    breaks = _outlaw(job, alone)
+    breaks, names = _outlaw(job, alone), tuple(encoder.name for encoder in job.model.encoders)
 
-    def list_branches(kind: ModuleKind, found: list[Sizes], num_apart: int) -> Iterator[Branch]:
+    def list_branches(kind: str, apart: tuple[str, ...], found: list[Sizes], num_apart: int) -> Iterator[Branch]:
         for decoder in _lawful(job, alone, found, choose):
-            if kind == "colocated":
-                yield Branch(kind, decoder, 0, partial(_colocated, job, decoder, divisors))
-            else:
-                yield Branch(kind, decoder, num_apart, partial(_disaggregated, job, decoder, num_apart, divisors))
+            together: Callable[[], Iterator[Strategy]] = partial(_colocated, job, decoder, divisors)
+            if apart:
+                together = partial(_disaggregated, job, decoder, num_apart, divisors)
+            several = partial(_list_options, job, decoder, apart, num_apart, divisors)
+            is_one = len(apart) in (0, len(names))
+            yield Branch(kind, decoder, apart, num_apart, together if is_one else _none, several)
 
-    for kind in kinds:
-        for number in (num_devices,) if kind == "colocated" else range(1, num_devices):
-            if kind == "colocated" or job.cluster.uneven_reason(number) is None:
-                found = [each for each in sizes(number) if not breaks(each)]
-                shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
-                if shapes:
-                    num_apart = num_devices - number
-                    yield Bough(kind, number, num_apart, shapes, partial(list_branches, kind, found, num_apart))
+    apart_of: list[tuple[str, tuple[str, ...]]] = [("disaggregated", names)] if "disaggregated" in kinds else []
+    if len(kinds) == 2:
+        some = (each for number in range(1, len(names)) for each in combinations(names, number))
+        apart_of += [("colocated and disaggregated", apart) for apart in some]
+    asked = [(num_devices, [("colocated", ())])] if "colocated" in kinds else []
+    asked += [(number, apart_of) for number in range(1, num_devices) if apart_of]
+    for number, kinds_there in asked:
+        if number < num_devices and job.cluster.uneven_reason(number):
+            continue
+        found = [each for each in sizes(number) if not breaks(each)]
+        shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
+        for kind, apart in kinds_there if shapes else ():
+            num_apart = num_devices - number
+            branches = partial(list_branches, kind, apart, found, num_apart)
+            yield Bough(kind, number, apart, num_apart, shapes, branches)
+
+
+def _none() -> Iterator[Strategy]:
+    yield from ()
 
 
 def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
@@ -126,20 +178,30 @@ def _lawful(
 
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:
-    number, batch, name = decoder.world_size, job.workload.global_batch_size, module_name(job.model)
-    trains = encoders_train(job.model)
+    for one in _list_colocated(job, decoder, module_name(job.model), divisors):
+        if not _is_as(decoder, one) and not one.in_chain:
+            yield replace(decoder, arrangement=one)
+
+
+def _list_colocated(
+    job: Job, decoder: Strategy, name: str, divisors: Callable[[int], tuple[int, ...]]
+) -> Iterator[Arrangement]:
+    """The ways of one module on the decoder's devices, its chain's own included."""
+    number, batch, parts = decoder.world_size, job.workload.global_batch_size, tuple(name.split(JOINED))
+    trains = encoders_train(job.model, parts)
+    if decoder.pp > 1 and decoder.cp == 1:
+        yield _on_shared("inline", ModuleLayout(name, decoder.pp, decoder.tp, decoder.dp, decoder.mbs))
     for tp in divisors(min(number, job.cluster.max_tensor_parallel)):
         if number % tp:
             continue
         dp, samples = number // tp, decoder.mbs * decoder.dp
-        is_chain = tp == decoder.tp and dp == decoder.dp
-        if decoder.pp == 1 and samples % dp == 0 and not is_chain:
-            yield _arrange(decoder, "inline", ModuleLayout(name, 1, tp, dp, samples // dp))
+        if decoder.pp == 1 and samples % dp == 0:
+            yield _on_shared("inline", ModuleLayout(name, 1, tp, dp, samples // dp))
         runs: tuple[EncoderRun, ...] = ("phases", "recomputed_phases") if trains else ("phases",)
         for run in runs if stack_reason(job.workload, "colocated", "phases") is None and batch % dp == 0 else ():
             for mbs in divisors(batch // dp):
                 if mbs <= MOST_PHASE_SAMPLES:
-                    yield _arrange(decoder, run, ModuleLayout(name, 1, tp, dp, mbs))
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs))
         beside: tuple[EncoderRun, ...] = ("bubbles",) if trains else ("bubbles", "prefetch")
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
         fits = decoder.pp > 1 and decoder.vpp == 1 and width % tp == 0
@@ -149,17 +211,26 @@ def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int,
                     break
                 mbs, rest = divmod(num_taken * decoder.mbs * tp, width)
                 if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
-                    yield _arrange(decoder, run, ModuleLayout(name, 1, tp, dp, mbs))
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs))
 
 
-def _arrange(decoder: Strategy, run: EncoderRun, layout: ModuleLayout) -> Strategy:
-    return replace(decoder, arrangement=Arrangement("colocated", run, layout))
+def _on_shared(run: EncoderRun, layout: ModuleLayout) -> Arrangement:
+    return Arrangement("colocated", run, layout)
 
 
 def _disaggregated(
     job: Job, decoder: Strategy, number: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Strategy]:
-    samples, num_layers = decoder.mbs * decoder.dp, sum(part.layers.num_layers for part in job.model.encoders)
+    for one in _list_apart(job, decoder, module_name(job.model), decoder.world_size, number, divisors):
+        yield replace(decoder, pp=decoder.pp + one.encoder.pp, arrangement=one)
+
+
+def _list_apart(
+    job: Job, decoder: Strategy, name: str, begin: int, number: int, divisors: Callable[[int], tuple[int, ...]]
+) -> Iterator[Arrangement]:
+    """The ways of one module on `number` ranks of its own from `begin` on."""
+    samples, parts = decoder.mbs * decoder.dp, name.split(JOINED)
+    num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
     for dp in divisors(number):
         if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
             continue
@@ -167,5 +238,47 @@ def _disaggregated(
             pp = number // dp // tp
             if pp > num_layers or job.cluster.max_tensor_parallel % tp:
                 continue
-            layout = ModuleLayout(module_name(job.model), pp, tp, dp, samples // dp, rank_offset=decoder.world_size)
-            yield replace(decoder, pp=decoder.pp + pp, arrangement=Arrangement("disaggregated", "inline", layout))
+            layout = ModuleLayout(name, pp, tp, dp, samples // dp, rank_offset=begin)
+            yield Arrangement("disaggregated", "inline", layout)
+
+
+def _list_options(
+    job: Job, decoder: Strategy, apart: tuple[str, ...], num_apart: int, divisors: Callable[[int], tuple[int, ...]]
+) -> Iterator[Options]:
+    """Of a module for each encoder: on the decoder's devices, where others are apart on its stages alone; apart, for
+    each way to part the ranks, behind the decoder in the order of the chain, or in one in which none straddles nodes.
+    """
+    names = [encoder.name for encoder in job.model.encoders]
+    if len(names) == 1:
+        return
+    shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
+    if apart:
+        shared = {name: tuple(one for one in each if not one.away) for name, each in shared.items()}
+    for numbers in _part_ranks(num_apart, len(apart)):
+        options = dict(shared)
+        for order in permutations(range(len(apart))):
+            begins, end = [0] * len(apart), decoder.world_size
+            for at in order:
+                begins[at], end = end, end + numbers[at]
+            if all(_is_on_nodes(job, *each) for each in zip(begins, numbers, strict=True)):
+                for name, begin, number in zip(apart, begins, numbers, strict=True):
+                    options[name] = tuple(_list_apart(job, decoder, name, begin, number, divisors))
+                yield tuple(options[name] for name in names)
+                break
+
+
+def _is_on_nodes(job: Job, begin: int, number: int) -> bool:
+    span = job.cluster.node_span
+    return begin % span == 0 or begin % span + number <= span
+
+
+def _part_ranks(number: int, num_modules: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give `number` ranks to so many modules, each one at least; the empty one to none."""
+    if num_modules == 0:
+        yield ()
+    elif num_modules == 1:
+        yield (number,)
+    else:
+        for first in range(1, number - num_modules + 2):
+            for others in _part_ranks(number - first, num_modules - 1):
+                yield (first, *others)

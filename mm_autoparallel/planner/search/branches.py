@@ -22,6 +22,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.planner.search.arrangements import Bough, Branch, Shape
 from mm_autoparallel.planner.search.candidate import Bounded, Candidate
 from mm_autoparallel.planner.search.space import decoders_of, divisors, judge
+from mm_autoparallel.planner.search.thinning import Thinning
 
 
 @dataclass(eq=False)
@@ -48,33 +49,37 @@ class _Open:
 
 
 class _Shares:
-    """The least that devices spend together on one sample of a module, by what the costs of its blocks hang on."""
+    """The least that devices spend together on one sample of a modality, by what the costs of its blocks hang on."""
 
     def __init__(self, costs: CostModel, steps: LeastSteps) -> None:
         self._job, self._steps = costs.job, steps
-        self._by_shape: dict[Shape, tuple[float, float]] = {}
-        self._of_encoder: dict[Strategy, float] = {}
+        self._decodes, self._names = costs.chain.modalities[-1], costs.chain.modalities[:-1]
+        self._by_shape: dict[Shape, dict[str, float]] = {}
+        self._of_encoders: dict[Strategy, dict[str, float]] = {}
 
-    def of_shape_ms(self, shape: Shape) -> tuple[float, float]:
+    def of_shape_ms(self, shape: Shape) -> dict[str, float]:
         """Of a decoder of such a shape, and of the encoders beside it; 0 where nothing is known of one of them."""
         if shape not in self._by_shape:
             decoders = list(decoders_of(self._job, shape))
-            decoder_ms = min(self._share_ms(decoder, True) for decoder in decoders)
-            self._by_shape[shape] = decoder_ms, min(map(self.of_encoder_ms, decoders))
+            found = [self.of_encoders_ms(decoder) for decoder in decoders]
+            least = {name: min(each[name] for each in found) for name in self._names}
+            decoder_ms = min(self._share_ms(decoder, self._decodes) for decoder in decoders)
+            self._by_shape[shape] = least | {self._decodes: decoder_ms}
         return self._by_shape[shape]
 
-    def of_encoder_ms(self, decoder: Strategy) -> float:
-        """Of the encoders beside a decoder, whatever their sizes."""
+    def of_encoders_ms(self, decoder: Strategy) -> dict[str, float]:
+        """Of each encoder beside a decoder, whatever its sizes."""
         chosen = decoder.beside(pp=1, tp=1, dp=1, mbs=1)
-        if chosen not in self._of_encoder:
+        if chosen not in self._of_encoders:
             widths, samples = divisors(self._job.cluster.max_tensor_parallel), self._job.workload.global_batch_size
-            every = (decoder.beside(1, tp, 1, mbs) for tp in widths for mbs in divisors(samples))
-            self._of_encoder[chosen] = min(self._share_ms(encoder, False) for encoder in every)
-        return self._of_encoder[chosen]
+            every = [decoder.beside(1, tp, 1, mbs) for tp in widths for mbs in divisors(samples)]
+            least = {name: min(self._share_ms(encoder, name) for encoder in every) for name in self._names}
+            self._of_encoders[chosen] = least
+        return self._of_encoders[chosen]
 
-    def _share_ms(self, part: Strategy, is_decoder: bool) -> float:
+    def _share_ms(self, part: Strategy, modality: str) -> float:
         try:
-            return self._steps.least_share_ms(part, is_decoder)
+            return self._steps.least_share_ms(part, (modality,))
         except ProfileError:  # such sizes may be unlawful, and nobody measured them
             return 0.0
 
@@ -84,23 +89,24 @@ class Branches:
 
     def __init__(self, costs: CostModel, steps: LeastSteps, boughs: Sequence[Bough]) -> None:
         self._costs, self._steps, self._shares = costs, steps, _Shares(costs, steps)
+        self._thinning = Thinning(costs)
         self._open: list[_Open] = []
         self._heap: list[tuple[float, int]] = []
         self._num_listed = 0
         for bough in boughs:
             shares = map(self._shares.of_shape_ms, bough.shapes)
-            self._push(_Open(bough, min(self._bound_ms(bough, *each) for each in shares)))
+            self._push(_Open(bough, min(self._bound_ms(bough, each) for each in shares)))
 
     def _push(self, one: _Open) -> None:
         heapq.heappush(self._heap, (one.bound_ms, len(self._open)))
         self._open.append(one)
 
-    def _bound_ms(self, part: Bough | Branch, decoder_ms: float, encoder_ms: float) -> float:
-        """No step is below, by what each sample takes of its devices' time."""
+    def _bound_ms(self, part: Bough | Branch, shares_ms: dict[str, float]) -> float:
+        """No step is below, by what each sample takes of its devices' time, modality by modality."""
         batch = self._costs.job.workload.global_batch_size
-        if part.num_apart:
-            return batch * max(decoder_ms / part.num_devices, encoder_ms / part.num_apart)
-        return batch * (decoder_ms + encoder_ms) / part.num_devices
+        apart_ms = sum(share_ms for name, share_ms in shares_ms.items() if name in part.apart)
+        shared_ms = sum(share_ms for name, share_ms in shares_ms.items() if name not in part.apart)
+        return batch * max(shared_ms / part.num_devices, apart_ms / max(part.num_apart, 1))
 
     @property
     def least_ms(self) -> float:
@@ -127,7 +133,10 @@ class Branches:
         first = None if one.is_bounded else self._first_of(one)
         if first is None:
             self._list(one)
-            yield from one.strategies()
+            branch = one.part
+            yield from filter(branch.is_meant, branch.together())
+            for options in branch.several():
+                yield from filter(branch.is_meant, self._thinning.combine(branch.decoder, options))
             return
         one.is_bounded = True
         if not self._costs.overfull_reason(first.of_decoder()):
@@ -143,8 +152,10 @@ class Branches:
 
     def _bound_branch(self, branch: Branch) -> float:
         decoder = branch.decoder
-        shares_ms = self._steps.least_share_ms(decoder, True), self._shares.of_encoder_ms(decoder)
-        return max(self._steps.least_decoder_ms(decoder), self._bound_ms(branch, *shares_ms))
+        shares_ms = self._shares.of_encoders_ms(decoder)
+        decodes = self._costs.chain.modalities[-1]
+        shares_ms = shares_ms | {decodes: self._steps.least_share_ms(decoder, (decodes,))}
+        return max(self._steps.least_decoder_ms(decoder), self._bound_ms(branch, shares_ms))
 
     def _first_of(self, one: _Open) -> Strategy | None:
         """Its first lawful strategy; None where it has none."""

@@ -99,13 +99,15 @@ def examine(
     entries: tuple[SpaceEntry, ...],
     time_limit_s: float,
     should_stop: Callable[[], bool] = lambda: False,
+    boughs: tuple[Bough, ...] = (),
 ) -> tuple[Estimate | None, tuple[Candidate, ...]]:
-    """The best plan over these strategies alone, in this process, and what became of each; None where there is none.
+    """The best plan over these strategies alone, and those of `boughs`, in this process, and what became of each; None
+    where there is none.
 
     Raises ProfileError where a profile does not fit.
     """
     costs, began_s = CostModel.of(job), time.monotonic()
-    run = _Search(costs, entries, (), time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
+    run = _Search(costs, entries, boughs, time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates

@@ -91,16 +91,20 @@ def judge(job: Job, strategy: Strategy) -> SpaceEntry:
 
 
 def list_entries(
-    job: Job, look: Callable[[], None] = lambda: None, boughs: Sequence[Bough] | None = None
+    job: Job,
+    look: Callable[[], None] = lambda: None,
+    boughs: Sequence[Bough] | None = None,
+    with_several: bool = True,
 ) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below.
-    boughs: whose strategies are meant, beside those of the chain (None: all)."""
+    boughs: whose strategies are meant, beside those of the chain (None: all). with_several: those too of a module for
+    each encoder, of which there may be millions."""
     strategies = set()
     for num_devices in _numbers_of_devices(job) if "chain" in job.search.kinds else ():
         for strategy in _combine(job, num_devices):
             look()
             strategies.add(strategy)
-    for strategy in _list_arranged(list_all_boughs(job, look) if boughs is None else boughs):
+    for strategy in _list_arranged(list_all_boughs(job, look) if boughs is None else boughs, with_several):
         look()
         strategies.add(strategy)
     in_order = sorted(strategies, key=lambda strategy: (strategy_key(strategy), strategy.world_size))
@@ -151,8 +155,9 @@ def _list_layer_wise(entries: Sequence[SpaceEntry]) -> Iterator[Strategy]:
                 yield replace(member, cp_kind=kind, layouts=tuple(sorted(near)))
 
 
-def _list_arranged(boughs: Sequence[Bough]) -> Iterator[Strategy]:
-    return (strategy for bough in boughs for branch in bough.branches() for strategy in branch.strategies())
+def _list_arranged(boughs: Sequence[Bough], with_several: bool = True) -> Iterator[Strategy]:
+    branches = (branch for bough in boughs for branch in bough.branches())
+    return (strategy for branch in branches for strategy in branch.strategies(with_several))
 
 
 def list_space(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_autoparallel.model.job.arrangement import ModuleLayout
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.over_batches import StepOverBatches
@@ -20,19 +20,32 @@ _MARKS = ("at_mean_ms", "mean_ms", "p95_ms", "p99_ms", "cvar95_ms")
 
 
 def map_layout(estimate: Estimate, model: Model) -> Layout | None:
-    """The layout of a plan; None of the chain."""
-    strategy = estimate.plan.strategy
-    arrangement, own = strategy.arrangement, strategy.of_decoder()
+    """The layout of a plan, of several modules the first one's with the others'; None of the chain."""
+    arrangement = estimate.plan.strategy.arrangement
     if arrangement is None:
         return None
-    encoder, crossing = arrangement.encoder, estimate.provenance["crossing"]
-    behind = encoder.num_ranks if arrangement.apart and encoder.rank_offset == 0 else 0
-    decoder = ModuleLayout("text", own.pp, own.tp, own.dp, own.mbs, own.cp, behind)
+    crossing = estimate.provenance["crossing"]
+    found, begun = list[Layout](), 0
+    for one in arrangement.each:
+        told = crossing[one.encoder.name] if arrangement.others else crossing
+        found.append(_map_one(estimate, model, one, told, begun))
+        begun += one.num_stages_apart
+    return found[0].model_copy(update={"others": tuple(found[1:])})
+
+
+def _map_one(
+    estimate: Estimate, model: Model, arrangement: Arrangement, crossing: Mapping[str, Any], begun: int
+) -> Layout:
+    """Of one module. begun: the stage that its own begin with, where they are apart."""
+    own, whole = estimate.plan.strategy.of_decoder(), estimate.plan.strategy.arrangement
+    assert whole is not None
+    encoder = arrangement.encoder
+    decoder = ModuleLayout("text", own.pp, own.tp, own.dp, own.mbs, own.cp, whole.decoder_offset)
     num_layers = {part.name: part.layers.num_layers for part in model.modalities}
-    before = encoder.pp if arrangement.apart else 0
+    before = whole.num_stages_apart
     modules = [
         _map_module(each, first, sum(num_layers[part] for part in each.parts))
-        for each, first in ((encoder, 0), (decoder, before))
+        for each, first in ((encoder, begun if arrangement.apart else before), (decoder, before))
     ]
     return Layout(
         words=arrangement.name.split(",")[0],

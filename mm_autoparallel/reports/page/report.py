@@ -125,6 +125,7 @@ class Layout(Noun):
     words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
     exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, pass of the
     encoder or step, as `per` says; forward_ms, backward_ms: how long that takes. blocks: both sides stand still then.
+    others: where several encoders are modules, the same of each but the first, beside the same decoder.
     """
 
     words: str
@@ -136,6 +137,7 @@ class Layout(Noun):
     backward_ms: float
     blocks: bool
     per: Literal["micro_batch", "pass", "step"]
+    others: tuple[Layout, ...] = ()
 
 
 class Spread(Noun):

@@ -120,13 +120,21 @@ def _list_places(strategy: Strategy) -> dict[str, NDArray[np.int64]]:
     """Of each rank its stage and its place in groups; an encoder's ranks of its own have places in its own groups."""
     names: tuple[Literal["pp", "tp", "cp", "dp"], ...] = ("pp", "tp", "cp", "dp")
     arrangement = strategy.arrangement
-    if arrangement is None or not arrangement.apart:
+    apart = [one for one in arrangement.each if one.apart] if arrangement else []
+    if arrangement is None or not apart:
         ranks, own = np.arange(strategy.world_size), strategy.of_decoder()
         return {name: ranks // own.stride_of(name) % getattr(own, name) for name in names}
-    parts = [_list_places(strategy.of_encoder()), _list_places(strategy.of_decoder())]
-    parts[1]["pp"] = parts[1]["pp"] + arrangement.encoder.pp
-    in_order = parts if arrangement.encoder.rank_offset == 0 else parts[::-1]
-    return {name: np.concatenate([part[name] for part in in_order]) for name in names}
+    parts, begun = [], 0
+    for one in apart:
+        places = _list_places(strategy.with_only(one).of_encoder())
+        places["pp"] = places["pp"] + begun
+        parts.append((one.encoder.rank_offset, places))
+        begun += one.encoder.pp
+    places = _list_places(strategy.of_decoder())
+    places["pp"] = places["pp"] + begun
+    parts.append((arrangement.decoder_offset, places))
+    parts.sort(key=lambda part: part[0])
+    return {name: np.concatenate([places[name] for _, places in parts]) for name in names}
 
 
 def _used_sizes(sizes: tuple[int, ...], num_ranks: int) -> tuple[int, ...]:

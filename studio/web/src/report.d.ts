@@ -156,6 +156,7 @@ export interface Numbers {
  * words: kind and way to run, as `colocated in phases`. pairs: places of an encoder's and a decoder's replica that
  * exchange features, of those listed. size_bytes: what a decoder's replica gets of one micro-batch, pass of the
  * encoder or step, as `per` says; forward_ms, backward_ms: how long that takes. blocks: both sides stand still then.
+ * others: where several encoders are modules, the same of each but the first, beside the same decoder.
  */
 export interface Layout {
   words: string;
@@ -167,6 +168,7 @@ export interface Layout {
   backward_ms: number;
   blocks: boolean;
   per: "micro_batch" | "pass" | "step";
+  others?: Layout[];
 }
 /**
  * An encoder or a decoder of sizes of its own. replicas: of the first ones the ranks of each stage, as text.

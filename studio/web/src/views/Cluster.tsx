@@ -28,7 +28,8 @@ export function Cluster({ page, plan }: { page: Page; plan: PlanPage }) {
   const nodes = all ? devices.nodes : devices.nodes.slice(0, MOST_NODES);
   return (
     <Section view="cluster">
-      {plan.layout && <LayoutMap layout={plan.layout} />}
+      {plan.layout &&
+        [plan.layout, ...(plan.layout.others ?? [])].map((each) => <LayoutMap key={each.encoder.name} layout={each} />)}
       <fieldset className="controls">
         <legend>{words("colourBy")}</legend>
         {PLACES.filter((place) => most[place] > 1 || place === "stage").map((place) => (

@@ -1,0 +1,420 @@
+"""Layouts of a module for each of two encoders, by loops of its own: which are lawful, and the problem of each.
+
+Written from docs/guide/layouts.md; a layout's problem is put together from those of plain chains under each module's
+sizes. module_layouts.py solves them and holds the search against them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from semantics import Document
+
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.problem_file import problem_document
+
+OPEN_BYTES = 22 * 2**20
+WIDTH = 512
+"""Of the decoder."""
+
+
+class Own(NamedTuple):
+    """One module: where and how it runs, PP, TP, DP, MBS, its first rank."""
+
+    name: str
+    kind: str
+    run: str
+    pp: int
+    tp: int
+    dp: int
+    mbs: int
+    begin: int = 0
+
+    @property
+    def chained(self) -> bool:
+        return self.kind == "colocated" and self.run == "inline" and self.pp > 1
+
+    @property
+    def away(self) -> bool:
+        return self.run != "inline"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    pp: int
+    tp: int
+    dp: int
+    mbs: int
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.tp * self.dp
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def limit(rng: random.Random, content: Document) -> None:
+    """Make the job's space small enough for all its products."""
+    content["cluster"] |= dict(
+        zip(("num_nodes", "devices_per_node"), rng.choice(((1, 2), (1, 4), (2, 2))), strict=True)
+    )
+    content["workload"]["global_batch_size"] = rng.choice((2, 4, 4))
+    content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 2)
+    for tower in content["model"]["encoders"]:
+        tower["layers"]["num_layers"] = rng.randint(1, 2)
+    number = content["cluster"]["num_nodes"] * content["cluster"]["devices_per_node"]
+    content["search"] |= {
+        "mbs": [rng.choice((1, 1, 2))],
+        "pp": [rng.choice((1, 2, 2))],
+        "tp": [rng.choice((1, 1, 2))] if number > 2 else [1],
+        "layouts": rng.choice(("all", "all", ["colocated"], ["disaggregated"], ["chain", "colocated"])),
+    }
+
+
+def list_decoders(content: Document, number: int) -> list[Decoder]:
+    limits, per_node = content["search"], content["cluster"]["devices_per_node"]
+    layers, batch = content["model"]["text"]["layers"]["num_layers"], content["workload"]["global_batch_size"]
+    return [
+        Decoder(pp, tp, number // pp // tp, mbs)
+        for pp in limits.get("pp") or divisors(number)
+        for tp in limits.get("tp") or divisors(number)
+        for mbs in limits["mbs"]
+        if number % (pp * tp) == 0
+        and pp <= layers
+        and 8 % tp == 0
+        and min(number, per_node) % tp == 0
+        and batch % (number // pp // tp * mbs) == 0
+    ]
+
+
+def list_several(content: Document) -> Iterator[tuple[Decoder, tuple[Own, ...]]]:
+    """Every lawful layout of a module for each encoder."""
+    limits, per_node = content["search"], content["cluster"]["devices_per_node"]
+    world = content["cluster"]["num_nodes"] * per_node
+    kinds = ("colocated", "disaggregated") if limits["layouts"] == "all" else limits["layouts"]
+    towers = content["model"]["encoders"]
+    names = [tower["name"] for tower in towers]
+    if "colocated" in kinds:
+        for decoder in list_decoders(content, world):
+            yield from _combine(decoder, [list(_shared(content, decoder, tower)) for tower in towers])
+    for apart in itertools.chain.from_iterable(itertools.combinations(names, n) for n in (1, 2)):
+        if "disaggregated" not in kinds or (len(apart) == 1 and "colocated" not in kinds):
+            continue
+        for number in [n for n in range(1, world) if n <= per_node or n % per_node == 0]:
+            for decoder in list_decoders(content, number):
+                for numbers in _splits(world - number, len(apart)):
+                    yield from _combine(decoder, _apart_options(content, decoder, apart, numbers))
+
+
+def _splits(number: int, parts: int) -> list[tuple[int, ...]]:
+    return [(number,)] if parts == 1 else [(n, number - n) for n in range(1, number)]
+
+
+def _apart_options(
+    content: Document, decoder: Decoder, apart: tuple[str, ...], numbers: tuple[int, ...]
+) -> list[list[Own]]:
+    per_node = content["cluster"]["devices_per_node"]
+    begins: dict[str, int] = {}
+    for order in itertools.permutations(range(len(apart))):
+        at, found = decoder.world, {}
+        for index in order:
+            found[apart[index]] = at
+            at += numbers[index]
+        if all(
+            found[n] % per_node == 0 or found[n] % per_node + c <= per_node for n, c in zip(apart, numbers, strict=True)
+        ):
+            begins = found
+            break
+    if not begins:
+        return [[]]
+    count = dict(zip(apart, numbers, strict=True))
+    options = []
+    for tower in content["model"]["encoders"]:
+        name = tower["name"]
+        if name not in apart:
+            options.append([own for own in _shared(content, decoder, tower) if not own.away])
+            continue
+        samples = decoder.mbs * decoder.dp
+        options.append(
+            [
+                Own(name, "disaggregated", "inline", pp, tp, dp, samples // dp, begins[name])
+                for dp in divisors(count[name])
+                for tp in divisors(count[name] // dp)
+                for pp in (count[name] // dp // tp,)
+                if samples % dp == 0
+                and max(dp, decoder.dp) % min(dp, decoder.dp) == 0
+                and 8 % tp == 0
+                and per_node % tp == 0
+                and begins[name] % tp == 0
+                and pp <= tower["layers"]["num_layers"]
+            ]
+        )
+    return options
+
+
+def _combine(decoder: Decoder, options: list[list[Own]]) -> Iterator[tuple[Decoder, tuple[Own, ...]]]:
+    for modules in itertools.product(*options):
+        plain = [
+            own.kind == "colocated" and not own.away and (own.chained or (own.tp, own.dp) == (decoder.tp, decoder.dp))
+            for own in modules
+        ]
+        if not all(plain):
+            yield decoder, modules
+
+
+def trains(tower: Document) -> bool:
+    return not (tower["freeze"] and tower["projector"]["freeze"])
+
+
+def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Own]:
+    per_node, batch = content["cluster"]["devices_per_node"], content["workload"]["global_batch_size"]
+    name, world, count = tower["name"], decoder.world, batch // decoder.dp // decoder.mbs
+    if decoder.pp > 1:
+        yield Own(name, "colocated", "inline", decoder.pp, decoder.tp, decoder.dp, decoder.mbs)
+    for tp in divisors(min(world, per_node)):
+        dp = world // tp
+        fits = world % tp == 0 and 8 % tp == 0 and max(dp, decoder.dp) % min(dp, decoder.dp) == 0
+        if not fits or (tp > 1 and decoder.tp % tp and tp % decoder.tp):
+            continue
+        if decoder.pp == 1 and decoder.mbs * decoder.dp % dp == 0:
+            yield Own(name, "colocated", "inline", 1, tp, dp, decoder.mbs * decoder.dp // dp)
+        for run in ("phases", "recomputed_phases") if trains(tower) else ("phases",):
+            for mbs in divisors(batch // dp) if batch % dp == 0 else ():
+                yield Own(name, "colocated", run, 1, tp, dp, mbs)
+        for run in ("bubbles",) if trains(tower) else ("bubbles", "prefetch"):
+            for taken in divisors(count) if decoder.pp > 1 and decoder.tp % tp == 0 else ():
+                if taken * decoder.mbs * tp % decoder.tp == 0 and taken * decoder.pp <= count:
+                    yield Own(name, "colocated", run, 1, tp, dp, taken * decoder.mbs * tp // decoder.tp)
+
+
+# ----------------------------------------------------------------------------------------------------------- problems
+
+
+class _Priced(NamedTuple):
+    """A module: its blocks as documents, their footprints, the plain problem, what crosses of a micro-batch."""
+
+    own: Own
+    blocks: list[Document]
+    prints: list[Any]
+    problem: Problem
+    size: float
+    returns: bool
+
+
+def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own: Own) -> _Priced:
+    sized = Strategy(own.pp, own.tp, own.dp, own.mbs)
+    if own.run in ("bubbles", "prefetch"):
+        whole = job.workload.model_copy(update={"global_batch_size": own.dp * own.mbs})
+        costs = CostModel(replace(job, workload=whole))
+    problem = build_problem(costs, sized)
+    pairs = [
+        (dict(document), block.footprint)
+        for document, block in zip(problem_document(problem)["chain"], problem.chain, strict=True)
+        if block.modality == own.name
+    ]
+    key = "image_tokens_per_sample" if own.name == "vision" else "audio_tokens_per_sample"
+    size = 2.0 * decoder.mbs * content["workload"][key] * WIDTH
+    returns = any(document["backward_ms"] for document, _ in pairs)
+    return _Priced(own, [d for d, _ in pairs], [p for _, p in pairs], problem, size, returns)
+
+
+def _features(problem: Problem) -> dict[str, float]:
+    """What one rank has of each encoder's outputs, by what is ready at the end of each in the plain chain."""
+    ends = {block.modality: block.output_bytes for block in problem.chain if block.modality != "text"}
+    before, found = 0.0, {}
+    for name, ready in ends.items():
+        found[name], before = ready - before, ready
+    return found
+
+
+def _set_cuts(towers: list[Document], modules: list[_Priced], plain: Problem) -> None:
+    """What crosses a cut behind each block of an encoder, and whether gradients come back there."""
+    by_name = {tower["name"]: tower for tower in towers}
+    there, apart_returns = _features(plain), False
+    elsewhere = [m.own.name for m in modules if not m.own.chained]
+    for module in modules:
+        own, tower = module.own, by_name[module.own.name]
+        mine = _features(module.problem)
+        earlier = sum(mine[name] for name in mine if list(mine).index(name) < list(mine).index(own.name))
+        more = sum(there[name] for name in elsewhere) if own.chained else 0.0
+        before = any(trains(by_name[name]) for name in elsewhere) if own.chained else apart_returns
+        for block in module.blocks:
+            is_last = block["name"].endswith("_post")
+            moves = not tower["freeze"] or (is_last and not tower["projector"]["freeze"])
+            block["output_bytes"] = block.get("output_bytes", 0.0) - earlier + more
+            block["sends_gradient"] = before or moves
+        if own.kind == "disaggregated":
+            apart_returns = apart_returns or trains(tower)
+
+
+def form_several(
+    job: Job, costs: CostModel, content: Document, decoder: Decoder, owns: tuple[Own, ...], network: Any, once: Any
+) -> Document:
+    """The oracle's document. network, once: what module_layouts has to price what crosses, and what is held once."""
+    plain = Strategy(decoder.pp, decoder.tp, decoder.dp, decoder.mbs)
+    second = build_problem(costs, plain)
+    document, batch = problem_document(second), content["workload"]["global_batch_size"]
+    text = [
+        (dict(d), b.footprint) for d, b in zip(document["chain"], second.chain, strict=True) if b.modality == "text"
+    ]
+    modules = [_price(job, costs, content, decoder, own) for own in owns]
+    _set_cuts(content["model"]["encoders"], modules, second)
+    fixed = float(job.cluster.device.context_bytes) + OPEN_BYTES
+    document |= {"memory_limit_bytes": job.cluster.device.memory_bytes * job.cluster.memory_fraction}
+
+    apart = [m for m in modules if m.own.kind == "disaggregated"]
+    inside = [m for m in modules if m.own.kind == "colocated" and not m.own.away]
+    away = [m for m in modules if m.own.away]
+    for module in inside:
+        if not module.own.chained:
+            _gather_inline(module, decoder, network)
+    shared_prints = [p for m in inside + away for p in m.prints] + [p for _, p in text]
+    stages = [block for m in inside for block in m.blocks] + [block for block, _ in text]
+    tails = list(second.stage_tail_ms)
+    for module in inside:
+        if not module.own.chained:
+            tails = [max(tails[0], module.problem.stage_tail_ms[0])]
+    count = batch // decoder.dp // decoder.mbs
+    static = [fixed + once([(None, p) for p in shared_prints])] * decoder.pp
+    if away:
+        tails, static, encoders = _add_away(away, inside, stages, decoder, network, batch, tails, static)
+        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
+    if not apart:
+        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static}
+    assert count
+    crossings = [_cross(m, decoder, network) for m in apart]
+    if len(crossings) == 2:
+        crossings[0] = max(0.0, crossings[0] - crossings[1])
+    chain, hops, per_byte, all_tails, all_static = [], [], [], [], []
+    at = 0
+    for module, crossing in zip(apart, crossings, strict=True):
+        for block in module.blocks:
+            block["within"] = [at, at + module.own.pp]
+            chain.append(block)
+        at += module.own.pp
+        inner = module.own.pp - 1
+        hops += [*_spread(module.problem.p2p_ms, inner), crossing]
+        per_byte += [*_spread(module.problem.p2p_ms_per_byte, inner), 0.0]
+        all_tails += module.problem.stage_tail_ms
+        all_static += [fixed + once([(None, p) for p in module.prints])] * module.own.pp
+    for block in stages:
+        block["within"] = [at, at + decoder.pp]
+    return document | {
+        "num_stages": at + decoder.pp,
+        "chain": [*chain, *stages],
+        "p2p_ms": [*hops, *_spread(second.p2p_ms, decoder.pp - 1)],
+        "p2p_ms_per_byte": [*per_byte, *_spread(second.p2p_ms_per_byte, decoder.pp - 1)],
+        "stage_tail_ms": [*all_tails, *tails],
+        "stage_static_bytes": [*all_static, *static],
+    }
+
+
+def _spread(value: Any, number: int) -> list[float]:
+    return list(value) if isinstance(value, (list, tuple)) else [float(value)] * number
+
+
+def _cross(module: _Priced, decoder: Decoder, network: Any) -> float:
+    own = module.own
+    last = own.begin + own.pp * own.tp * own.dp - own.tp * own.dp
+    ranks = [last, last + own.tp * own.dp - 1, 0, decoder.tp * decoder.dp - 1]
+    cells = min(own.dp, decoder.dp)
+    senders, receivers = own.dp // cells, decoder.dp // cells
+    lanes = min(senders * own.tp, receivers * decoder.tp)
+    moved: float = network.hop_ms(ranks, receivers * module.size / lanes)
+    return moved + float(network.gather_ms(decoder.tp, 1, module.size))
+
+
+def _fan(module: _Priced, decoder: Decoder, network: Any, count: int = 1) -> float:
+    """What an encoder's replicas, or the decoder's, gather of `count` micro-batches on shared ranks."""
+    own, size = module.own, count * module.size
+    if own.dp > decoder.dp:
+        return float(network.gather_ms(own.dp // decoder.dp, own.tp, size))
+    number = decoder.dp // own.dp
+    return float(network.gather_ms(number, decoder.tp, number * size))
+
+
+def _gather_inline(module: _Priced, decoder: Decoder, network: Any) -> None:
+    gather = _fan(module, decoder, network)
+    if module.own.dp > decoder.dp:
+        module.blocks[-1]["forward_ms"] += gather
+    elif module.returns:
+        [block for block in module.blocks if block["backward_ms"]][-1]["backward_ms"] += gather
+
+
+def _add_away(
+    away: list[_Priced],
+    inside: list[_Priced],
+    stages: list[Document],
+    decoder: Decoder,
+    network: Any,
+    batch: int,
+    tails: list[float],
+    static: list[float],
+) -> tuple[list[float], list[float], Document]:
+    """Tails, static bytes and encoders with what is away; stages' layers get room for it."""
+    kept, passing, largest, held, encoders = [0.0, 0.0], 0.0, 0.0, 0.0, []
+    count = batch // decoder.dp // decoder.mbs
+    inline_alone = {m.own.name for m in inside if not m.own.chained}
+    roomy = [b for b in stages if b.get("layer", True) and b["modality"] not in inline_alone]
+    for module in away:
+        own, blocks = module.own, module.blocks
+
+        def total(key: str, blocks: list[Document] = blocks) -> float:
+            return math.fsum(block["count"] * block.get(key, 0.0) for block in blocks)
+
+        held += total("static_bytes")
+        passing += total("step_bytes")
+        largest = max(largest, *(block.get("step_once_bytes", 0.0) for block in blocks))
+        working = max(block.get("transient_bytes", 0.0) for block in blocks)
+        more = total("tail_ms")
+        if own.run in ("bubbles", "prefetch"):
+            number = decoder.tp // own.tp * own.mbs // decoder.mbs
+            world = decoder.world
+            moved = network.hop_ms([0, world - 1], number * module.size / decoder.tp)
+            kept = [kept[0] + count * module.size, kept[1] + number * module.size]
+            encoders.append(
+                {
+                    "name": own.name,
+                    "run": own.run,
+                    "forward_ms": total("forward_ms"),
+                    "backward_ms": total("backward_ms"),
+                    "feed_ms": moved + network.gather_ms(decoder.tp, 1, number * module.size),
+                    "activation_bytes": total("activation_bytes"),
+                    "microbatches_per_pass": number,
+                }
+            )
+            spare = False
+        else:
+            calls, again = batch // (own.dp * own.mbs), own.run == "recomputed_phases"
+            forward, backward, activations = total("forward_ms"), total("backward_ms"), total("activation_bytes")
+            more += calls * (forward + backward + (forward if again and module.returns else 0.0))
+            if decoder.pp == 1:
+                more += _fan(module, decoder, network, count) if own.dp > decoder.dp or module.returns else 0.0
+            else:
+                moved = network.hop_ms([0, decoder.world - 1], count * module.size / decoder.tp)
+                more += moved + network.gather_ms(decoder.tp, 1, count * module.size)
+                more += moved if module.returns else 0.0
+            mine = calls * own.mbs * module.size / decoder.mbs
+            stored = 0.0 if again else calls * activations
+            kept = [kept[0] + stored + max(mine, count * module.size), kept[1] + stored + mine]
+            working += activations if again else 0.0
+            spare = True
+        tails = [tail + more for tail in tails]
+        for block in roomy:
+            modes = [*block.get("modes", ()), *([block["recompute"]] if block.get("recompute") else [])]
+            least = min([block.get("activation_bytes", 0.0), *(mode.get("activation_bytes", 0.0) for mode in modes)])
+            needed = working - (least if spare else 0.0)
+            block["transient_bytes"] = max(block.get("transient_bytes", 0.0), needed)
+    static = [own + held + max(kept[min(s, 1)], passing + largest) for s, own in enumerate(static)]
+    return tails, static, {"encoders": encoders} if encoders else {}
