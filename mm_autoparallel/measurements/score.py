@@ -91,8 +91,8 @@ class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
     outliers: rows whose measured time contradicts others of the table (outliers.py); time_without_outliers: the score
-    of the rest, None where there are none. resting: of what stays allocated between steps. memory_stated: of the rows alone that
-    say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
+    of the rest, None where there are none. resting: of what stays allocated between steps. memory_stated: of the rows
+    alone that say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
     figures of their devices; calibrated: those of which a calibration (or the job's own profiles) told more, which it
     was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former. fingerprints:
     row → what its memory says of it; memory_consistent: without rows that their own memory contradicts, None without
