@@ -12,17 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from mm_autoparallel.model.costs.away import Away, Module, count_per_pass, find_crossing, form_away, handed_on_bytes
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.features import hands_on
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators
-from mm_autoparallel.model.costs.scales import PIPELINE, CostScales
+from mm_autoparallel.model.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.encoders import deal_pipelines
 from mm_autoparallel.pipeline.footprint import Beside, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+
+MOST_KEPT = 256
+"""Problems of parts that are kept of a job. Assumed."""
+_KEPT: WeakKeyDictionary[CostModel, dict[Strategy, Problem]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +68,24 @@ def build_arranged(
     """The problem of a strategy that has an arrangement. build: that of the whole chain under plain sizes."""
     assert strategy.arrangement is not None
     factor, each = scales.factor(PIPELINE), strategy.arrangement.each
-    modules = [Module.of(known, strategy.with_only(one), build) for one in each]
-    decoder = build(strategy.of_decoder())
+    plain = partial(_build_once, known, build) if scales is UNSCALED else build
+    modules = [Module.of(known, strategy.with_only(one), plain) for one in each]
+    decoder = plain(strategy.of_decoder())
     blocks = tuple(block for block in decoder.chain if block.modality == known.chain.modalities[-1])
     parts = _Parts(known, strategy, decoder, blocks, tuple(modules), factor)
     if len(modules) > 1:
         parts = replace(parts, modules=tuple(_send_apart(parts)))
     return _add_away(parts, _form_stages(parts))
+
+
+def _build_once(known: CostModel, build: Callable[[Strategy], Problem], part: Strategy) -> Problem:
+    """What a search asks for again and again: few parts make thousands of arrangements."""
+    kept = _KEPT.setdefault(known, {})
+    if part not in kept:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[part] = build(part)
+    return kept[part]
 
 
 def keep_decoder(known: CostModel, problem: Problem) -> Problem:

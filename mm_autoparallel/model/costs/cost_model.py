@@ -237,8 +237,9 @@ class CostModel:
         if strategy.layouts:
             return next(filter(None, map(self.overfull_reason, strategy.in_each_layout())), None)
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
+        of = {name: strategy.of_modality(name) for name in self.chain.modalities}
         points = (
-            _point(block, tokens, self.strategy_of(block, strategy))
+            _point(block, tokens, self.strategy_of(block, of[block.modality]))
             for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
             if alone or not has_experts(block)
         )

@@ -108,6 +108,11 @@ class Arrangement:
         return any(one.in_bubbles for one in self.each)
 
     @property
+    def is_hard(self) -> bool:
+        """Whether orders are to be found in which a step waits for passes of its own: these take long to prove."""
+        return any(one.encoder_run == "bubbles" for one in self.each)
+
+    @property
     def num_stages_apart(self) -> int:
         """Stages of the pipeline on ranks of encoders' own."""
         return sum(one.encoder.pp for one in self.each if one.apart)

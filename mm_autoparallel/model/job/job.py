@@ -48,8 +48,8 @@ class SearchSpace(Noun):
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
     in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). layer_strategies: strategies too in which layers of
     one stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
-    layouts: of encoder and decoder: chain, colocated, disaggregated or all of them (model/job/arrangement.py); nothing:
-    chain. devices: how many of the cluster's a plan may use; nothing: all.
+    layouts: of encoders and decoder: chain, colocated, disaggregated or all (model/job/arrangement.py); nothing: chain.
+    devices: how many of the cluster's a plan may use; nothing: all.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not. objective: what the best

@@ -106,22 +106,22 @@ class Strategy:
 
     def of_encoder(self) -> Strategy:
         """The same of the first module: its choices are the decoder's, but for those of experts and CP."""
-        if self.arrangement is None:
-            return self
-        if self.arrangement.in_chain:
+        if self.arrangement is None or self.arrangement.in_chain:
             return self.of_decoder()
         own = self.arrangement.encoder
         return self.beside(own.pp, own.tp, own.dp, own.mbs, own.cp)
 
     def with_only(self, one: Arrangement) -> Strategy:
         """The strategy with one of its arrangement's modules and none of the others."""
-        return replace(self.of_decoder(), pp=self.of_decoder().pp + one.num_stages_apart, arrangement=one)
+        before = self.arrangement.num_stages_apart if self.arrangement else 0
+        return replace(self, pp=self.pp - before + one.num_stages_apart, arrangement=one)
 
     def of_modality(self, modality: str) -> Strategy:
         """What a modality's blocks are shared by: of its module, else of the decoder."""
         for one in self.arrangement.each if self.arrangement else ():
-            if modality in one.encoder.parts:
-                return self.with_only(one).of_encoder()
+            if modality in one.encoder.parts and not one.in_chain:
+                own = one.encoder
+                return self.beside(own.pp, own.tp, own.dp, own.mbs, own.cp)
         return self.of_decoder()
 
     def beside(self, pp: int, tp: int, dp: int, mbs: int, cp: int = 1) -> Strategy:

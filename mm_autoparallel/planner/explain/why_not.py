@@ -20,7 +20,6 @@ from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
-from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain.causes import divide_step
@@ -179,7 +178,7 @@ def _match(
         entries = list_entries(replace(job, search=limits), with_several=False)
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
         several: tuple[Bough, ...] = ()
-        if with_several and isinstance(job.model, Model) and len(job.model.encoders) > 1:
+        if with_several and len(job.model.encoders) > 1:
             several = tuple(_narrow(bough, wish) for bough in list_all_boughs(replace(job, search=limits)))
         if found or any(True for bough in several for branch in bough.branches() for _ in branch.strategies()):
             return found, several, limits

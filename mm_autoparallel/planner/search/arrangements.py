@@ -134,7 +134,8 @@ def list_boughs(
     if len(kinds) == 2:
         some = (each for number in range(1, len(names)) for each in combinations(names, number))
         apart_of += [("colocated and disaggregated", apart) for apart in some]
-    asked = [(num_devices, [("colocated", ())])] if "colocated" in kinds else []
+    together: list[tuple[str, tuple[str, ...]]] = [("colocated", ())]
+    asked = [(num_devices, together)] if "colocated" in kinds else []
     asked += [(number, apart_of) for number in range(1, num_devices) if apart_of]
     for number, kinds_there in asked:
         if number < num_devices and job.cluster.uneven_reason(number):

@@ -27,7 +27,7 @@ from mm_autoparallel.planner.search.level import Level
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 
-#: Whether placing it took longer than its time (1), and no bound costs less (2); whether it has chunks or layouts; its
+#: Whether placing it took longer than its time (1), and no bound costs less (2); whether that takes long anyway; its
 #: bound in ms; its number.
 Rank = tuple[int, bool, float, int]
 
@@ -122,11 +122,11 @@ class Pipeline:
 
     @property
     def rank(self) -> Rank:
-        """The next to visit has the least: once all had their turn, the one that holds the bound of the space down, and
-        before any is placed again, those whose bound is raised without that."""
+        """The least is next: first turns, then what is bound without placing, then what holds the space down."""
+        late = self.is_dear or bool((of := self.strategies[0].arrangement) and of.is_hard)
         if not self.num_unfinished:
-            return (0, self.is_dear, max(self.bound_ms, self.promised_ms), self.number)
-        return (1 if self.has_chunks and self.level.has_turns(True) else 2, self.is_dear, self.bound_ms, self.number)
+            return (0, late, max(self.bound_ms, self.promised_ms), self.number)
+        return (1 if self.has_chunks and self.level.has_turns(True) else 2, late, self.bound_ms, self.number)
 
     @property
     def name(self) -> str:
