@@ -127,7 +127,7 @@ OPTIMUS = "arXiv:2408.03505, USENIX ATC 2025"
 BESIDE: tuple[EncoderRun, ...] = ("bubbles", "phases", "recomputed_phases")
 """Runs of an encoder that each of several stages holds: what Optimus does, as far as it is planned here."""
 OVER_FIRST = "no chunks are published for it, so its fill and drain are longer here than of a kind that has them"
-OVER_BALANCED = "bubbles are not planned beside chunks here, so phases are left, which hide nothing"
+OVER_BALANCED = "a pass is one piece here, longer than the gaps between chunks; Optimus cuts it into layers and kernels"
 UNSIZED = "no sizes of it are published; here it has the best that are found, of several stages"
 H100 = "h100-80g"
 _SMALL = optimus_job("ViT-3B", "GPT-11B", 8, 16, "a100-80g")

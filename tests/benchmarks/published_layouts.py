@@ -42,10 +42,10 @@ from mm_autoparallel.planner.search.planner import examine, search
 from mm_autoparallel.planner.search.space import describe_strategy, list_entries
 from mm_autoparallel.planner.search.watched import compile_search
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 """Of one row, in CPU seconds; its parts have these shares of it, and what is left goes to the whole space: this share
 of that to chains alone, which may have more chunks."""
-KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION, CHAIN_SHARE_FRACTION = 0.25, 0.3, 0.75
+KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION, CHAIN_SHARE_FRACTION = 0.5, 0.15, 0.75
 NOTHING = (math.inf, "nothing fits")
 Step = tuple[float, str]
 """A step in ms, and the plan in words."""

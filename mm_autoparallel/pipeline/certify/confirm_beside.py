@@ -54,14 +54,14 @@ class _Work:
 
     device: dict[Action, int] = field(default_factory=dict)
     length_ms: dict[Action, float] = field(default_factory=dict)
-    waits: dict[Action, list[tuple[Action, float]]] = field(default_factory=dict)
+    waits_ms: dict[Action, list[tuple[Action, float]]] = field(default_factory=dict)
     kept_bytes: dict[Action, float] = field(default_factory=dict)
 
     def add(
         self, action: Action, device: int, length_ms: float, kept_bytes: float, waits: list[tuple[Action, float]]
     ) -> None:
         self.device[action], self.length_ms[action] = device, length_ms
-        self.kept_bytes[action], self.waits[action] = kept_bytes, waits
+        self.kept_bytes[action], self.waits_ms[action] = kept_bytes, waits
 
 
 def verify_beside(certificate: EncodedCertificate, time_limit_s: float = np.inf) -> Verification:
@@ -221,9 +221,9 @@ def _play(certificate: EncodedCertificate) -> float:
     while moved:
         moved = False
         for device, each in enumerate(actions):
-            while heads[device] < len(each) and all(before in ends for before, _ in work.waits[each[heads[device]]]):
+            while heads[device] < len(each) and all(before in ends for before, _ in work.waits_ms[each[heads[device]]]):
                 action = each[heads[device]]
-                ready = max((ends[before] + way_ms for before, way_ms in work.waits[action]), default=0.0)
+                ready = max((ends[before] + way_ms for before, way_ms in work.waits_ms[action]), default=0.0)
                 free[device] = ends[action] = max(free[device], ready) + work.length_ms[action]
                 heads[device], moved = heads[device] + 1, True
     if len(ends) < len(work.device):
@@ -325,10 +325,10 @@ def _add_pass(
         return
     if encoder.most_ahead is not None and index >= encoder.most_ahead:
         begun = range((index - encoder.most_ahead) * size, min(count, (index - encoder.most_ahead + 1) * size))
-        work.waits[name, FORWARD, 0, index] += [(("", FORWARD, 0, m), 0.0) for m in begun]
+        work.waits_ms[name, FORWARD, 0, index] += [(("", FORWARD, 0, m), 0.0) for m in begun]
     if follower is None:
         for m in fed:
-            work.waits["", FORWARD, 0, m].append(((name, FORWARD, end, index), encoder.feed_ms))
+            work.waits_ms["", FORWARD, 0, m].append(((name, FORWARD, end, index), encoder.feed_ms))
 
 
 def _check_memory(

@@ -46,13 +46,13 @@ class Paths(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """members: tasks strand by strand. begin, count, stride: [strands] where each begins in it, its length, and what
+    """members: tasks strand by strand. begin, lengths, stride: [strands] where each begins in it, its length, and what
     one more of it adds to a state. grows_bytes: of members, what one adds while it runs. held_bytes: strand by
     strand [count + 1], what is kept of it when so many are done. room_bytes: for all that."""
 
     members: Ints
     begin: Ints
-    count: Ints
+    lengths: Ints
     stride: Ints
     grows_bytes: Floats
     held_bytes: Floats

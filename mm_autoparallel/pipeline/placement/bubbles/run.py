@@ -113,6 +113,7 @@ def place_encoded(
             if number:
                 _look_at(search, decoder, starts, found.lower_bound_ms, number)
             search.climb(decoder, found.lower_bound_ms, number)
+            search.close(decoder, found, None)
             search.solve(number)
             search.close(decoder, found, number)
             is_enough = search.is_done or search.lower_ms >= cutoff_ms * (1.0 - gap_fraction)

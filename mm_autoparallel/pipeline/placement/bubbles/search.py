@@ -111,17 +111,20 @@ class Search:
                     break
             improved = self.step_ms < before_ms
 
-    def close(self, decoder: Problem, found: PlacementResult, number: int = 0) -> None:
+    def close(self, decoder: Problem, found: PlacementResult, number: int | None) -> None:
         """Where ways to cut the chain are few, bound the orders of each: what none goes below is the bound of all.
 
-        Layers in modes take no less time than without and may need less memory, so a cut is then bounded without modes,
-        memory aside."""
+        number: the round's, of CP-SAT's effort; None: by lanes alone. Layers in modes take no less time than without
+        and may need less memory, so a cut is then bounded without modes, memory aside.
+        """
         segments = cut_into_segments(decoder)
         boundaries = _list_boundaries(segments)
         if self.is_done or not boundaries or found.placement is None:
             return
         least_ms = np.inf
         for each in boundaries:
+            if self.should_stop():
+                return
             placement = replace(
                 segments.placement(each, [[0] * segments.num_lanes for _ in each[1:]]), orders=found.placement.orders
             )
@@ -132,13 +135,11 @@ class Search:
             if fits or self.is_free or segments.num_lanes:
                 alone_ms = found.lower_bound_ms if self.is_free else timeline.step_ms
                 least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not segments.num_lanes, number))
-            if self.should_stop():
-                return
         self.lower_ms = max(self.lower_ms, min(least_ms, self.step_ms))
 
-    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool, number: int) -> float:
+    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool, number: int | None) -> float:
         """What no order of this placement goes below; infinite where none fits, or none below the best step.
-        is_limited False: whatever memory it needs."""
+        is_limited False: whatever memory it needs. number: as `close` has it."""
         tasks = list_tasks(self.problem, placement, moves_decoder=self.is_free)
         bound_ms = max(self.lower_ms, bound_placed(tasks, decoder_ms))
         if is_limited and self.player is not None and self.player.tasks.placement == placement:
@@ -149,7 +150,7 @@ class Search:
         bound_ms = bound_lanes(bounded, bound_ms, self.step_ms, self.should_stop)
         if bound_ms >= self.step_ms * (1.0 - 1e-12):
             return bound_ms
-        for effort_s in np.array(CLOSING_EFFORTS_S) * 4.0**number:
+        for effort_s in () if number is None else np.array(CLOSING_EFFORTS_S) * 4.0**number:
             anything_ms = float(tasks.length_ms.sum() + tasks.lag_ms.sum() + tasks.tails_ms.sum()) + 1.0
             goal_ms = min(self.step_ms, anything_ms)
             solved = solve_words(bounded, goal_ms, bound_ms, effort_s, self.should_stop)
