@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mm_autoparallel.api.report_page import ReportResult
     from mm_autoparallel.api.results import PlanResult, Simulation
     from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.pipeline.certify.beside import EncodedCertificate
     from mm_autoparallel.pipeline.certify.certificate import Certificate
     from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.problem import Problem
@@ -79,7 +80,7 @@ def plan(
     if solved:
         warn(solved.warnings)
         solved.warnings.clear()
-    compile_search(job.schedules)
+    compile_search(job.schedules, job.search.max_vpp)
     limit_s = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
     stop, tell = should_stop or _never, on_progress or _quietly
     return PlanResult(job, search(job, limit_s, stop, tell, top_k, cluster=cluster, cache=solved), cluster)
@@ -223,23 +224,28 @@ def place(
     )
 
 
-def read_certificate(path: str | Path) -> Certificate:
+def read_certificate(path: str | Path) -> Certificate | EncodedCertificate:
     """The proof that `PlaceResult.write_certificate` wrote to `path`. Raises PlanError where it contradicts itself."""
-    from mm_autoparallel.pipeline.certify.certificate import read_certificate as read
+    from mm_autoparallel.pipeline.certify.beside import read_any_certificate as read
 
     return read(Path(path))
 
 
-def verify(certificate: Certificate | str | Path, *, time_limit_s: float | None = None) -> VerifyResult:
+def verify(
+    certificate: Certificate | EncodedCertificate | str | Path, *, time_limit_s: float | None = None
+) -> VerifyResult:
     """Check a proof, or the file that `PlaceResult.write_certificate` wrote, without the solver that found it.
 
     time_limit_s: give the bound up after so long; None for as long as it takes.
     Raises PlanError naming what is refuted, or left open.
     """
     from mm_autoparallel.api.placed import VerifyResult
+    from mm_autoparallel.pipeline.certify.certificate import Certificate
+    from mm_autoparallel.pipeline.certify.confirm_beside import verify_beside
     from mm_autoparallel.pipeline.certify.verify import verify as check
     from mm_autoparallel.pipeline.simulate.compiled import announce_compilation
 
     proof = read_certificate(certificate) if isinstance(certificate, (str, Path)) else certificate
     announce_compilation("engine.play")
-    return VerifyResult(check(proof, math.inf if time_limit_s is None else time_limit_s))
+    limit_s = math.inf if time_limit_s is None else time_limit_s
+    return VerifyResult(check(proof, limit_s) if isinstance(proof, Certificate) else verify_beside(proof, limit_s))

@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult
-    from mm_autoparallel.pipeline.problem import Problem
-
-
-def check_certifiable(problem: Problem | EncodedProblem) -> None:
-    """Raise JobError where there is no certificate of what `place` finds."""
-    from mm_autoparallel.errors import JobError
-    from mm_autoparallel.pipeline.encoders import EncodedProblem
-
-    if isinstance(problem, EncodedProblem):
-        raise JobError(
-            "certificates are of problems without encoders: `verify` has no check of its own for orders with their "
-            "work; place it without a certificate"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +24,14 @@ class EncodedPlaceResult(Found):
     result: EncodedResult
 
     def write_certificate(self, path: str | Path) -> None:
-        """Raises JobError, which names `path`: there is no check of such orders."""
-        from mm_autoparallel.errors import JobError
+        """Write the proof for `verify` to `path` in one step. Raises OSError, PlanError where nothing was placed,
+        JobError where no problem file deals the encoders' passes so."""
+        from mm_autoparallel.errors import PlanError
+        from mm_autoparallel.pipeline.certify.beside import write_beside
 
-        try:
-            check_certifiable(self.problem)
-        except JobError as error:
-            raise JobError(f"{path}: {error}") from None
+        if self.result.placement is None:
+            raise PlanError(f"there is no placement to prove anything of: {self.reason}")
+        write_beside(Path(path), self.result)
 
     def renderables(self) -> list[RenderableType]:
         """What devices hold and run, and how other ways compare, for rich's consoles; nothing without an order."""

@@ -71,7 +71,7 @@ def explain_plans(
 ) -> Explanation:
     """`explain` of the face for plans by name. Raises as it does."""
     wish = parse_wish(why_not) if why_not is not None else None
-    compile_search(job.schedules)
+    compile_search(job.schedules, job.search.max_vpp)
     if top_k is not None:
         plans = {**plans, **_search_rivals(job, plans, top_k, time_limit_s, should_stop, on_progress)}
     for name, plan in plans.items():

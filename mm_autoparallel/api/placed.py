@@ -219,6 +219,7 @@ class VerifyResult(Result):
             "mixtures": "mean paths of its own pass it on every placement",
             "prices": "the prices of its parts show that of every placement",
             "orders": "bounds and models of orders of its own leave none",
+            "beside": "the decoder's own bound, so confirmed, and what its encoders need beside it show that",
         }[found.method]
         return (
             f"{head}bound confirmed: no placement is below {found.lower_bound_ms:.3f} ms "

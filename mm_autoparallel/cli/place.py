@@ -30,12 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Place, print, write the certificate. Without a placement the exit code says why there is none."""
     from mm_autoparallel.api import load_solver, place
-    from mm_autoparallel.api.encoded import check_certifiable
     from mm_autoparallel.api.placed import read_problem
 
     problem = read_problem(arguments.problem)
     if arguments.certificate is not None:
-        check_certifiable(problem)
         check_writable(arguments.certificate)
     load_solver(for_search=False)
     with Progress() as progress, stop_on_signal() as stop:

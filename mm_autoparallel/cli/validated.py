@@ -213,7 +213,7 @@ def _summary_table(scores: Sequence[score.TableScore], judged_tables: Sequence[J
         for figure, part, judged in (
             ("step time, uncalibrated", uncalibrated_time, found.uncalibrated),
             ("step time", found.time, found.calibrated),
-            ("step time, strays aside", found.time_without_strays, None),
+            ("step time, outliers aside", found.time_without_outliers, None),
             ("allocated memory", found.resting, None),
             ("peak memory", found.memory, None),
             ("peak memory, all stated", found.memory_stated, None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mm_autoparallel.integrations.features import fuses_products
+from mm_autoparallel.integrations.features import products_beside
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.planner.plan import Plan
@@ -47,8 +47,8 @@ def list_decided(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, A
     yield "overlap_all_to_all", (strategy.overlap_of(workload) if workload else strategy.overlap_all_to_all)
     stated = strategy.dispatcher or (workload.known_facts.dispatcher if workload else "")
     yield "dispatcher", stated if has_experts else None
-    fuses = fuses_products(strategy, workload)
-    yield "tp_overlap", "mc2" if fuses else "none" if strategy.tp_overlap == "none" or workload else ""
+    beside = products_beside(strategy, workload)
+    yield "tp_overlap", beside or ("none" if strategy.tp_overlap == "none" or workload else "")
     yield "graphs", strategy.graphs if strategy.graphs != "none" else ""
     yield "precision", (strategy.precision_of(workload) if workload else strategy.precision or "bf16")
     yield "global_batch_size", plan.global_batch_size

@@ -11,6 +11,7 @@ from mm_autoparallel.pipeline.schedules.catalog import GIVEN, SCHEDULES
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.model.job.stacks import TensorOverlap
     from mm_autoparallel.model.job.strategy import Strategy
     from mm_autoparallel.model.job.workload import Workload
     from mm_autoparallel.planner.plan import Plan
@@ -64,6 +65,7 @@ FEATURES: dict[str, str] = {
     "dispatcher": "a dispatcher of tokens that was chosen",
     "token_overlap": "an overlap of the experts' exchange that was chosen",
     "fused_products": "products fused with TP's traffic (MC2)",
+    "user_buffers": "products beside TP's traffic in user buffers, which were chosen",
     "layer_strategies": "layers of one stage shared in several ways",
     "layout": "an encoder with parallel sizes of its own",
 }
@@ -78,10 +80,12 @@ def list_features(plan: Plan, job: Job | None) -> dict[str, str]:
     return {**dict(_list_places(plan)), **dict(_list_sharing(plan, job)), **dict(_list_modes(plan))}
 
 
-def fuses_products(strategy: Strategy, workload: Workload | None) -> bool:
-    """Whether products are fused with tensor parallel traffic; workload None: as far as the strategy says."""
+def products_beside(strategy: Strategy, workload: Workload | None) -> TensorOverlap:
+    """How products run beside tensor parallel traffic, empty where they do not; workload None: as far as the strategy
+    says."""
     kind = strategy.facts_of(workload).tp_overlap if workload else strategy.tp_overlap
-    return kind == "mc2" and (strategy.divides_sequences(workload) if workload else strategy.tp > 1)
+    divides = strategy.divides_sequences(workload) if workload else strategy.tp > 1
+    return kind if divides and kind != "none" else ""
 
 
 def refuse_features(plan: Plan, job: Job | None, refused: Mapping[str, str]) -> None:
@@ -158,6 +162,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
     if strategy.tp_overlap == "mc2":
         yield "fused_products", "products fused with TP's traffic (mc2) as its choice"
+    if strategy.tp_overlap == "user_buffers":
+        yield "user_buffers", "products beside TP's traffic (user_buffers) as its choice"
 
 
 def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -183,14 +183,11 @@ def init(question: questions.InitQuestion, call: Call) -> answers.InitAnswer:
 def place(question: questions.PlaceQuestion, call: Call) -> answers.PlaceAnswer:
     """Place a pipeline of one's own figures."""
     from mm_autoparallel import api
-    from mm_autoparallel.api.encoded import check_certifiable
     from mm_autoparallel.api.placed import read_problem
 
     path = call.folder.read(question.problem)
     out = call.folder.write_optional(question.out, question.overwrite, [path])
     problem = read_problem(path)
-    if out is not None:
-        check_certifiable(problem)
     api.load_solver(for_search=False)
     found = api.place(
         problem, time_limit_s=question.time_limit_s, should_stop=call.should_stop, on_progress=call.tell_step

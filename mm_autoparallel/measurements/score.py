@@ -27,8 +27,8 @@ from mm_autoparallel.measurements.document import (
     percent,
 )
 from mm_autoparallel.measurements.fingerprint import Fingerprint, fingerprint_document
+from mm_autoparallel.measurements.outliers import find_outliers
 from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
-from mm_autoparallel.measurements.strays import find_strays
 
 TIE_FRACTION = 0.02
 """Measurements that differ by no more have no order: published runs repeat to 1 to 2 %."""
@@ -90,8 +90,8 @@ class Fidelity:
 class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
-    strays: rows whose measured time contradicts others of the table (strays.py); time_without_strays: the score of the
-    rest, None where there are no strays. resting: of what stays allocated between steps. memory_stated: of the rows
+    outliers: rows whose measured time contradicts others of the table (outliers.py); time_without_outliers: the score
+    of the rest, None where there are none. resting: of what stays allocated between steps. memory_stated: of the rows
     alone that say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
     figures of their devices; calibrated: those of which a calibration (or the job's own profiles) told more, which it
     was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former. fingerprints:
@@ -103,8 +103,8 @@ class TableScore:
     num_rows: int
     refused: tuple[Refused, ...]
     time: Score | None
-    strays: tuple[int, ...]
-    time_without_strays: Score | None
+    outliers: tuple[int, ...]
+    time_without_outliers: Score | None
     memory: Score | None
     resting: Score | None
     memory_stated: Score | None
@@ -130,15 +130,17 @@ def score_table(
     """
     found = fingerprints or {}
     contradicted = {row for row, one in found.items() if one.contradicted}
-    strays = find_strays([case for case, _ in predicted])
+    outliers = find_outliers([case for case, _ in predicted])
     stated = [pair for pair in predicted if not pair[0].unstated]
     return TableScore(
         file=file,
         num_rows=len(predicted) + len(refused),
         refused=tuple(refused),
         time=_score_times(predicted),
-        strays=strays,
-        time_without_strays=_score_times([pair for pair in predicted if pair[0].row not in strays]) if strays else None,
+        outliers=outliers,
+        time_without_outliers=_score_times([pair for pair in predicted if pair[0].row not in outliers])
+        if outliers
+        else None,
         memory=_score_memory(predicted),
         resting=_score_resting(predicted),
         memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
@@ -307,8 +309,8 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "refused": [{"row": refused.row, "reason": refused.reason} for refused in found.refused],
         "calibrated_on": num_calibrated_on,
         "time": _score_part(found.time),
-        "strays": list(found.strays),
-        "time_without_strays": _score_part(found.time_without_strays),
+        "strays": list(found.outliers),
+        "time_without_strays": _score_part(found.time_without_outliers),
         "memory": _score_part(found.memory),
         "allocated": _score_part(found.resting),
         "memory_stated": _score_part(found.memory_stated),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.validation import nearest
@@ -76,7 +77,7 @@ def set_order(plan: Plan, stage: int, words: str) -> Plan:
         raise PlanError(f"the plan has no stage {stage}; they are 0 to {strategy.pp - 1}")
     changed = (*orders[:stage], " ".join(words.split()), *orders[stage + 1 :])
     parsed = read_orders(changed, strategy.pp, strategy.vpp, plan.num_microbatches, "stage {}".format)
-    waiting = find_deadlock(parsed, strategy.vpp, v_shaped=False)  # V-shaped orders have names
+    waiting = find_deadlock(parsed, strategy.vpp, find_schedule(strategy.schedule, strategy.vpp).v_shaped)
     if waiting:
         raise PlanError(f"this order never ends: {waiting}")
     if plan.orders:

@@ -123,6 +123,7 @@ class Blocks:
 
         samples = collect_samples(run_round, effort, self._lockstep)
         kept_bytes = middle_bytes(self._kinds, self._seen.kept_bytes)
+        left_bytes = {kind: min(found, round(kept_bytes[kind])) for kind, found in left_bytes.items()}
 
         def timing(kind: str, name: str) -> Timing:
             found = summarize(samples[f"{kind} {name}"], self._lockstep)

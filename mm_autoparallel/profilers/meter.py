@@ -79,6 +79,12 @@ class KeptActivations:
     ) -> None:
         self._hooks.pop().__exit__(kind, failure, trace)
 
+    def count_beside(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of the storages of `tensors` that are neither kept nor the modules' own, each once."""
+        storages = (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+        found = {storage._cdata: storage.nbytes() for storage in storages}
+        return sum(size_bytes for key, size_bytes in found.items() if key not in self._held and key not in self._own)
+
     def _pack(self, tensor: torch.Tensor) -> _Saved:
         # a result that its own operator saves would hold that operator: a cycle, hence detached
         tensor = tensor.detach()

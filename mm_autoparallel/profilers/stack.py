@@ -6,7 +6,7 @@ positions, masks) is given to each layer alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -108,15 +108,15 @@ class LayerStack:
         return self._stopwatch.between_ms(start, end)
 
     def count_bytes_for_weights(self, kept: KeptActivations) -> float:
-        """Of what one layer more keeps, what it still keeps when the gradient of its input has run. kept: that knows
-        the layers' parameters."""
+        """What one layer more keeps when the gradient of its input has run: what was saved for its weights' gradients,
+        and the gradients of outputs that these take, each storage once. kept: that knows the layers' parameters."""
         short, long = len(self.layers) // 2, len(self.layers)
         found = []
         for num_layers in (short, long):
             with kept:
                 leaf, output = self.forward(num_layers)
             left = self._run_inputs(num_layers, leaf, output) if num_layers else None
-            found.append(kept.kept_bytes)
+            found.append(kept.kept_bytes + (kept.count_beside(_waiting(left[1])) if left is not None else 0))
             if left is not None:
                 self._run_weights(left)
             del leaf, output, left
@@ -169,3 +169,10 @@ class LayerStack:
         if self._call.autocast is None:
             return nullcontext()
         return torch.autocast(self._device.type, self._call.autocast)
+
+
+def _waiting(groups: Sequence[Mapping[str, Any]]) -> Iterator[Tensor]:
+    """The gradients that torch's groups of parameters hold until the weights have theirs."""
+    for group in groups:
+        for gradients in group.get("grads") or ():
+            yield from (each for each in gradients or () if isinstance(each, Tensor))

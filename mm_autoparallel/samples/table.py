@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -106,17 +108,18 @@ def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTa
 
     Raises ValueError, naming the sample, where patches or tokens are no whole numbers of at least 0.
     """
-    images = _ends([len(one.patches) for one in samples])
-    told = [i for i, one in enumerate(samples) if one.tokens is not None]
+    columns = {name: list(map(attrgetter(name), samples)) for name in ("patches", "text_tokens", "tokens", "audio_s")}
+    images = _ends(list(map(len, columns["patches"])))
+    told = [i for i, count in enumerate(columns["tokens"]) if count is not None]
     tokens = np.full(len(samples), UNSAID, dtype=np.int64)
-    tokens[told] = _whole([samples[i].tokens for i in told], samples, told)
+    tokens[told] = _whole([columns["tokens"][i] for i in told], samples, told)
     holders = np.repeat(np.arange(len(samples)), np.diff(images))
     return SampleTable(
-        patches=_whole([image for one in samples for image in one.patches], samples, holders),
+        patches=_whole(list(chain.from_iterable(columns["patches"])), samples, holders),
         images=images,
-        audio_s=np.array([seconds for one in samples for seconds in one.audio_s], dtype=np.float64),
-        recordings=_ends([len(one.audio_s) for one in samples]),
-        text_tokens=_whole([one.text_tokens for one in samples], samples, range(len(samples))),
+        audio_s=np.array(list(chain.from_iterable(columns["audio_s"])), dtype=np.float64),
+        recordings=_ends(list(map(len, columns["audio_s"]))),
+        text_tokens=_whole(columns["text_tokens"], samples, range(len(samples))),
         tokens=tokens,
         num_read=len(samples) if num_read is None else num_read,
     )

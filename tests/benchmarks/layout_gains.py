@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
     changes, chain_ms = parse_changes(given.changes), math.nan
     for kind in given.kinds:
         job = mmap.read_job(given.job, changes | {"search.layouts": KINDS[kind]})
-        compile_search(job.schedules)
+        compile_search(job.schedules, job.search.max_vpp)
         began_s = time.process_time()
         result = best_of(job, given.time_limit)
         spent_s = time.process_time() - began_s

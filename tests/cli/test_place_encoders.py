@@ -6,11 +6,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mm_autoparallel as mmap
 from mm_autoparallel.api.encoded import EncodedPlaceResult
+from mm_autoparallel.pipeline.certify.digest import document_sha256
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -39,12 +41,55 @@ def test_the_document_has_the_order_of_every_device(run_cli: Run, example: Path)
         assert [word for word in words if word.endswith("F0")] == [f"{m}F0" for m in range(8)]
 
 
+def test_certificates(run_cli: Run, example: Path, tmp_path: Path) -> None:
+    """Written and confirmed; refused where an order, the bound or the decoder's part of it says something else."""
+    path, told = tmp_path / "proof.json", tmp_path / "changed.json"
+    placed = run_cli("place", example, "--certificate", path)
+    assert placed.returncode == 0, placed.stderr
+    confirmed = run_cli("verify", path)
+    assert confirmed.returncode == 0, confirmed.stderr
+    assert "bound confirmed: no placement is below 714.000 ms (gap 0.000 %)" in confirmed.stdout
+
+    def refuse(change: Callable[[dict[str, Any]], object]) -> str:
+        document = json.loads(path.read_text())
+        change(document)
+        told.write_text(json.dumps(document))
+        with pytest.raises(mmap.PlanError) as refused:
+            mmap.verify(told)
+        return str(refused.value)
+
+    def swap(document: dict[str, Any], one: str, other: str) -> None:
+        words = document["placement"]["order"][3]
+        at, to = words.index(one), words.index(other)
+        words[at], words[to] = other, one
+
+    def delay(document: dict[str, Any]) -> None:
+        words = document["placement"]["order"][3]
+        for name in ("4F0@vision", "0F0@vision"):  # the decoder's first forward waits for the latter
+            words.insert(words.index("0F0"), words.pop(words.index(name)))
+
+    def forget(document: dict[str, Any]) -> None:
+        document["proof"]["decoder"] |= {"lower_bound_ms": None, "gap_fraction": None, "proof": {"method": "none"}}
+
+    assert "runs pass 0 of vision out of its turn" in refuse(lambda d: swap(d, "0F0@vision", "4F0@vision"))
+    assert "in another order than its schedule" in refuse(lambda d: swap(d, "0F0", "1F0"))
+    assert "never ends" in refuse(delay)
+    assert "does not run every action" in refuse(lambda d: d["placement"]["order"][3].pop())
+    assert "step_ms is 700.0" in refuse(lambda d: d.update(step_ms=700.0))
+    assert "more is not confirmed" in refuse(forget)
+    assert "problem_sha256" in refuse(lambda d: d["problem"]["encoders"][0].update(feed_ms=2.0))
+    assert "of another decoder" in refuse(lambda d: _with_sha(d["proof"]["decoder"], num_microbatches=7))
+    assert "counts 90.000 GB on device 0" in refuse(lambda d: _with_sha(d["proof"]["decoder"], stage_static_bytes=9e10))
+
+
+def _with_sha(certificate: dict[str, Any], **changes: object) -> None:
+    """A certificate that says so, and a digest that goes with it."""
+    certificate["problem"] |= changes
+    certificate["problem_sha256"] = document_sha256(certificate["problem"])
+
+
 def test_what_is_refused(run_cli: Run, example: Path, tmp_path: Path) -> None:
-    """A certificate, and every other use of such a file or its order."""
-    refused = run_cli("place", example, "--certificate", tmp_path / "proof.json")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "certificates are of problems without encoders" in refused.stderr
-    assert not (tmp_path / "proof.json").exists()
+    """Every other use of such a file or its order."""
     exported = run_cli("schedules", "export", example, "--to", "torch", "--out", tmp_path / "order.csv")
     assert exported.returncode == 2
     assert "has encoders, and `place` alone plans these" in exported.stderr
@@ -61,8 +106,6 @@ def test_as_functions(example: Path) -> None:
     assert "748.000 ms" in found.table()
     assert found.to_dict()["other_ways"]["phases_ms"] == 748.0
     assert "<table" in found._repr_html_()
-    with pytest.raises(mmap.JobError, match="certificates are of problems without encoders"):
-        found.write_certificate("proof.json")
 
 
 def test_nothing_fits(example: Path, run_cli: Run, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_choices_come_first_and_rows_only_where_they_are_few(run_cli: RunCli) ->
     assert [line.split()[2] for line in many[4:6]] == ["uncalibrated", "calibrated"]
     assert all(line.startswith("all tables") for line in many[4:6])
     assert not [line for line in many if "GPT 39.1B TP2 DP32 PP8 MBS2" in line]
-    assert any("strays aside" in line for line in many)
+    assert any("outliers aside" in line for line in many)
     all_rows = run_cli("validate", TABLES / "vtrain.csv", "--rows").stdout.splitlines()
     assert any("GPT 39.1B TP2 DP32 PP8 MBS2" in line for line in all_rows)
     assert any("what is picked" in line for line in all_rows)

@@ -77,6 +77,7 @@ PLANS: dict[str, Plan] = {
     "dispatcher": _plan(ep=2, dispatcher="deepep"),
     "token_overlap": _plan(_EVEN_CHUNKS, pp=4, vpp=2, ep=2, overlap_all_to_all="micro_batches"),
     "fused_products": _plan(tp=2, tp_overlap="mc2"),
+    "user_buffers": _plan(tp=2, tp_overlap="user_buffers"),
     "layer_strategies": replace(
         _plan(_EVEN, (1, 0, 0, 0), pp=4, zero=0, layouts=(LayerLayout(2, 1, zero=0),)),
         modes={"text": {"tp2_dp1_zero0+recompute": (2, 0, 0, 1), "tp2_dp1_zero0": (1, 0, 6, 0)}},

@@ -320,6 +320,16 @@ def test_a_plan_in_a_script_comes_back(script: Path) -> None:
     assert patch_launch(script, CHUNKED, JOB)[0].text == script.read_text()
 
 
+def test_user_buffers_are_passed_where_a_plan_has_them(script: Path) -> None:
+    chosen = replace(CHUNKED, strategy=replace(CHUNKED.strategy, tp_overlap="user_buffers"))
+    text = patch_launch(script, chosen, JOB)[0].text
+    assert f"{flags.SEQUENCE_PARALLEL} {flags.USER_BUFFERS}" in text
+    script.write_text(text)
+    again = read_plan(read_passed(LaunchScript(script, text), 16), 16, 24)
+    assert again.strategy.tp_overlap == "user_buffers"
+    assert flags.USER_BUFFERS not in patch_launch(script, CHUNKED, JOB)[0].text
+
+
 EXPERTS_SCRIPT = """torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py \\
     --num-layers 24 --num-experts 8 --expert-model-parallel-size 4 --sequence-parallel \\
     --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep \\

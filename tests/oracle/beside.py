@@ -10,26 +10,26 @@ from itertools import product
 
 import brute_force
 import numpy as np
-from encoder_orders import Work, _add_encoder, _feed, best_step, one_f_one_b
-from semantics import Document, content, fits, hops, limits, spread, stage_tails
+from encoder_orders import Work, _add_encoder, _feed, best_step, in_turn
+from semantics import Document, content, fits, hops, limits, num_virtual_stages, spread, stage_tails
 
 MOST_ACTIONS = 24
 """Of the decoder and its encoder. More take minutes."""
 
 
-def count_actions(stages: int, count: int, passes: int, trains: bool) -> int:
-    return 2 * stages * count + passes * (1 + trains)
+def count_actions(stages: int, count: int, passes: int, trains: bool, chunks: int = 1) -> int:
+    return 2 * stages * chunks * count + passes * (1 + trains)
 
 
 def best_beside(document: Document) -> float:
     """The least step of all placements and orders; infinite where nothing fits."""
     best = math.inf
-    stages = document["num_stages"]
+    stages, total = document["num_stages"], num_virtual_stages(document)
     for cut in brute_force.cuts(document):
-        held = [brute_force.held_between(document, cut[s], cut[s + 1]) for s in range(stages)]
+        held = [brute_force.held_between(document, cut[k], cut[k + 1]) for k in range(total)]
         options = [
-            [content(document, s, held[s], modes) for modes in brute_force.mode_counts(document, held[s])]
-            for s in range(stages)
+            [content(document, k % stages, held[k], modes) for modes in brute_force.mode_counts(document, held[k])]
+            for k in range(total)
         ]
         for chosen in product(*options):
             work = _work_of(document, held, list(chosen))
@@ -40,26 +40,29 @@ def best_beside(document: Document) -> float:
 
 def _work_of(document: Document, held: list[list[int]], chosen: list[Document]) -> Work | None:
     """None where no order fits: the optimizer's step, or a stage's own order."""
-    stages, count = document["num_stages"], document["num_microbatches"]
+    stages, count, total = document["num_stages"], document["num_microbatches"], len(held)
     own, (device_limits, _) = spread(document.get("stage_static_bytes", 0.0), stages), limits(document)
     there, back = hops(document, [max(e for e, n in enumerate(row) if n) for row in held])
     work = Work({}, {}, {}, {}, [], device_limits, stage_tails(document, np.array(held)))
-    for s, of in enumerate(chosen):
-        passing = of["step"] + min(of["step_once"], of["step_shard"])
-        if not fits(own[s] + of["static"] + passing, device_limits[s]):
+    for s in range(stages):
+        parts = chosen[s::stages]
+        static, passing, shard = (sum(of[name] for of in parts) for name in ("static", "step", "step_shard"))
+        passing += min(max(of["step_once"] for of in parts), shard)
+        if not fits(own[s] + static + passing, device_limits[s]):
             return None
-        work.fixed.append(own[s] + of["static"] + of["restored"] + of["transient"])
+        working = sum(of["restored"] for of in parts) + max(of["transient"] for of in parts)
+        work.fixed.append(own[s] + static + working)
         before = None
-        for kind, m in one_f_one_b(stages, count, s):
-            op = ("", kind, s, m)
+        for kind, k, m in in_turn(stages, total // stages, count, s):
+            op, of = ("", kind, k, m), chosen[k]
             work.device[op] = s
             work.length[op] = float(of["forward" if kind == "F" else "backward"][m])
             work.kept[op] = of["activation"]
             work.waits[op] = [(before, 0.0)] if before else []
-            if kind == "F" and s > 0:
-                work.waits[op].append((("", "F", s - 1, m), there[s - 1]))
-            if kind == "B" and s < stages - 1:
-                work.waits[op].append((("", "B", s + 1, m), back[s]))
+            if kind == "F" and k > 0:
+                work.waits[op].append((("", "F", k - 1, m), there[k - 1]))
+            if kind == "B" and k < total - 1:
+                work.waits[op].append((("", "B", k + 1, m), back[k]))
             before = op
     back = [[s] for s in reversed(range(stages))]
     for turn, encoder in enumerate(document["encoders"]):

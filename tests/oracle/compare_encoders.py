@@ -1,21 +1,29 @@
 """Hold `place` of decoders with encoders against `encoder_orders`, problem by problem.
 
-`python tests/oracle/compare_encoders.py --problems 200 --seed 0` prints what is wrong, and how many were proven.
+`python tests/oracle/compare_encoders.py --problems 200 --seed 0 [--chunks 2]` prints what is wrong, and how many were
+proven.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import encoder_orders
 from encoder_orders import Document
 
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.pipeline.certify.beside import EncodedCertificate, read_any_certificate, write_beside
+from mm_autoparallel.pipeline.certify.confirm_beside import verify_beside
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.encoders_file import EncodedProblemEntry, problem_from_any
+from mm_autoparallel.pipeline.placement.bubbles.lanes import bound_lanes
 from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
 from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
+from mm_autoparallel.pipeline.simulate.encoders.play import Player
 
 
 class Outcome(NamedTuple):
@@ -67,6 +75,25 @@ def _check_order(document: Document, result: EncodedResult) -> str:
     least = encoder_orders.best_step(work, result.step_ms)
     if result.placed_bound_ms > least * (1 + 1e-9):
         return f"bound of the placement {result.placed_bound_ms} is above {least}"
+    lanes_ms = bound_lanes(Player(result.tasks), 0.0, math.inf, lambda: False)
+    if lanes_ms > least * (1 + 1e-9):
+        return f"bound by lanes {lanes_ms} is above {least}"
+    return _check_certificate(result)
+
+
+def _check_certificate(result: EncodedResult) -> str:
+    """What `verify` says against the certificate, which claims no more than the search."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "certificate.json"
+        write_beside(path, result)
+        certificate = read_any_certificate(path)
+    assert isinstance(certificate, EncodedCertificate)
+    if certificate.lower_bound_ms > result.lower_bound_ms:
+        return f"the certificate claims {certificate.lower_bound_ms}, the search {result.lower_bound_ms}"
+    try:
+        verify_beside(certificate)
+    except PlanError as error:
+        return f"its certificate is refused: {error}"
     return ""
 
 
@@ -74,15 +101,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chunks", type=int, default=1, help="of each of the decoder's stages")
     arguments = parser.parse_args()
     counts: dict[str, int] = {}
     for seed in range(arguments.seed, arguments.seed + arguments.problems):
-        found = compare(encoder_orders.problem(seed))
+        found = compare(encoder_orders.problem(seed, arguments.chunks))
         best = "=" if math.isclose(found.result.step_ms, found.best_ms, rel_tol=1e-9) else ">"
         key = f"{found.result.status} {best}" if not found.wrong else "wrong"
         counts[key] = counts.get(key, 0) + 1
         if found.wrong:
-            print(f"seed {seed}: {found.wrong}")
+            print(f"seed {seed}: {found.wrong}", flush=True)
     print(counts)
     return int("wrong" in counts)
 

@@ -1,7 +1,8 @@
 """Decoders with encoders beside them: what an order costs, and the best of all orders of the smallest problems.
 
 Written from the documented semantics (docs/reference/problem-file.md, "Encoders"), sharing nothing with the package.
-One chunk a stage, schedule 1f1b, and what a problem's keys say of encoders; layers are given as a count for each stage.
+Schedule 1f1b, or interleaved_1f1b with several chunks a stage, and what a problem's keys say of encoders; layers are
+given as a count for each virtual stage.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 Document = dict[str, Any]
-Op = tuple[str, str, int, int]  # encoder ("" for the decoder), F or B, its stage, micro-batch or pass
+Op = tuple[str, str, int, int]  # encoder ("" for the decoder), F or B, its (virtual) stage, micro-batch or pass
 
 
 class Work(NamedTuple):
@@ -41,27 +42,45 @@ def one_f_one_b(stages: int, count: int, stage: int) -> list[tuple[str, int]]:
     return word + [("B", m) for m in range(count - ahead, count)]
 
 
+def in_turn(stages: int, chunks: int, count: int, stage: int) -> list[tuple[str, int, int]]:
+    """What a stage runs: forward or backward, virtual stage, micro-batch.
+
+    Of several chunks micro-batches pass in groups, of as many as there are stages; the first takes what is left over.
+    """
+    if chunks == 1:
+        return [(kind, stage, m) for kind, m in one_f_one_b(stages, count, stage)]
+    first = min(count, stages + count % stages)
+    groups = [range(first), *(range(at, at + stages) for at in range(first, count, stages))]
+    forwards = [("F", chunk * stages + stage, m) for group in groups for chunk in range(chunks) for m in group]
+    backwards = [("B", chunk * stages + stage, m) for group in groups for chunk in range(chunks)[::-1] for m in group]
+    ahead = min(len(forwards), (chunks - 1) * first + 2 * (stages - stage - 1))
+    word = forwards[:ahead]
+    for later, back in zip(forwards[ahead:], backwards, strict=False):
+        word += [later, back]
+    return word + backwards[len(forwards) - ahead :]
+
+
 def work_of(document: Document, layers: Sequence[int]) -> Work:
-    """One block alone, `layers` of it on each stage."""
-    stages, count = document["num_stages"], document["num_microbatches"]
+    """One block alone, `layers` of it on each virtual stage."""
+    stages, chunks, count = document["num_stages"], document.get("num_chunks", 1), document["num_microbatches"]
     (block,) = document["chain"]
     work = Work({}, {}, {}, {}, [], [], [])
-    hops = listed(document.get("p2p_ms", 0.0), stages - 1)
-    for s, held in enumerate(layers):
-        work.fixed.append(held * block.get("static_bytes", 0.0))
+    hops = listed(document.get("p2p_ms", 0.0), stages * chunks - 1)
+    for s in range(stages):
+        work.fixed.append(sum(layers[s::stages]) * block.get("static_bytes", 0.0))
         work.limit.append(document["memory_limit_bytes"])
         work.tails.append(document.get("stage_tail_ms", 0.0))
         before: Op | None = None
-        for kind, m in one_f_one_b(stages, count, s):
-            op = ("", kind, s, m)
+        for kind, k, m in in_turn(stages, chunks, count, s):
+            op = ("", kind, k, m)
             work.device[op] = s
-            work.length[op] = held * block["forward_ms" if kind == "F" else "backward_ms"]
-            work.kept[op] = held * block.get("activation_bytes", 0.0)
+            work.length[op] = layers[k] * block["forward_ms" if kind == "F" else "backward_ms"]
+            work.kept[op] = layers[k] * block.get("activation_bytes", 0.0)
             work.waits[op] = [(before, 0.0)] if before else []
-            if kind == "F" and s > 0:
-                work.waits[op].append((("", "F", s - 1, m), hops[s - 1]))
-            if kind == "B" and s < stages - 1:
-                work.waits[op].append((("", "B", s + 1, m), hops[s]))
+            if kind == "F" and k > 0:
+                work.waits[op].append((("", "F", k - 1, m), hops[k - 1]))
+            if kind == "B" and k < stages * chunks - 1:
+                work.waits[op].append((("", "B", k + 1, m), hops[k]))
             before = op
     own = stages
     on_decoder = 0
@@ -146,20 +165,23 @@ def _feed(work: Work, document: Document) -> None:
                     work.waits[name, "F", 0, i].append((("", "F", 0, m), 0.0))
 
 
-def parse(word: str) -> Op:
-    """`2F0@vision`, or `2F0` of the decoder, whose stage stands elsewhere."""
+def parse(word: str, device: int, stages: int) -> Op:
+    """`2F0@vision`, or `2F1` of the decoder's chunk 1, on one of its devices."""
     match = re.fullmatch(r"(\d+)([FB])(\d+)(?:@(.+))?", word)
     assert match, word
     index, kind, part, name = match.groups()
-    return name or "", kind, int(part), int(index)
+    return name or "", kind, int(part) if name else int(part) * stages + device, int(index)
+
+
+def count_stages(work: Work) -> int:
+    """Devices of the decoder."""
+    return 1 + max(device for op, device in work.device.items() if not op[0])
 
 
 def play(work: Work, orders: Sequence[Sequence[str]]) -> tuple[float, dict[Op, float]]:
     """Step and starts of an order of every device; raises AssertionError where an action is missing, or none ends."""
-    queues = []
-    for device, words in enumerate(orders):
-        queue = [parse(word) for word in words]
-        queues.append([(name, kind, part if name else device, index) for name, kind, part, index in queue])
+    stages = count_stages(work)
+    queues = [[parse(word, device, stages) for word in words] for device, words in enumerate(orders)]
     assert sorted(op for queue in queues for op in queue) == sorted(work.device)
     free, starts, ends = [0.0] * len(queues), {}, {}
     moved = True
@@ -178,11 +200,11 @@ def play(work: Work, orders: Sequence[Sequence[str]]) -> tuple[float, dict[Op, f
 
 def peaks(work: Work, orders: Sequence[Sequence[str]]) -> list[float]:
     """The most that each device holds."""
-    found = []
+    found, stages = [], count_stages(work)
     for device, words in enumerate(orders):
         held = most = 0.0
-        for name, kind, part, index in map(parse, words):
-            op = (name, kind, part if name else device, index)
+        for word in words:
+            op = name, kind, part, index = parse(word, device, stages)
             held += work.kept[op] if kind == "F" else -work.kept[op]
             most = max(most, held)
             if name and kind == "F" and (name, "B", part, index) not in work.device:
@@ -252,17 +274,19 @@ def best_step(work: Work, upper: float) -> float:
 
 
 def layouts(document: Document) -> Iterator[list[int]]:
-    """Every way to part the block's layers over the stages."""
+    """Every way to part the block's layers over the virtual stages."""
     (block,) = document["chain"]
-    stages, layers = document["num_stages"], block["count"]
+    stages, layers = document["num_stages"] * document.get("num_chunks", 1), block["count"]
     for cuts in combinations(range(1, layers), stages - 1):
         edges = [0, *cuts, layers]
         yield [edges[s + 1] - edges[s] for s in range(stages)]
 
 
-def problem(seed: int) -> Document:
+def problem(seed: int, chunks: int = 1) -> Document:
     """A random problem whose every order can be looked through."""
     dice = random.Random(seed)
+    if chunks > 1:
+        return _with_chunks(problem(seed), chunks, dice)
     stages = dice.choice((1, 2, 2, 2))
     count = dice.choice((1, 2, 2, 3)) if stages == 2 else dice.choice((2, 3))
     times = lambda low, high: dice.randint(low, high) * dice.choice((1.0, 1.0, 0.5))  # noqa: E731
@@ -313,4 +337,32 @@ def problem(seed: int) -> Document:
             }
         ],
         "encoders": encoders,
+    }
+
+
+def _with_chunks(document: Document, chunks: int, dice: random.Random) -> Document:
+    """The same encoders beside two stages of so many chunks each, whose micro-batches are two or three, as few as that
+    every order can be looked through."""
+    (block,), encoders = document["chain"], document["encoders"]
+    for encoder in encoders:
+        if len(encoders) == 2 and encoder.pop("num_stages", 1) == 2:
+            encoder["forward_ms"] = encoder["forward_ms"][0]
+        if len(encoders) == 2 or dice.random() < 0.5:
+            encoder.pop("microbatches_per_pass", None)
+    few = len(encoders) == 2 or encoders[0].get("num_stages") == 2
+    return document | {
+        "num_stages": 2,
+        "num_chunks": chunks,
+        "num_microbatches": 2 if few else dice.choice((2, 3)),
+        "schedule": "interleaved_1f1b",
+        "p2p_ms": dice.choice((0.0, 1.0)),
+        "memory_limit_bytes": float(dice.choice((100, 100, 18, 24))),
+        "chain": [
+            block
+            | {
+                "count": 2 * chunks + dice.choice((0, 0, 0, 1)),
+                "forward_ms": dice.choice((1.0, 2.0, 2.5, 4.0)),
+                "backward_ms": dice.choice((2.0, 3.0, 5.0, 8.0)),
+            }
+        ],
     }

@@ -1,6 +1,6 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
-    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2]
+    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2] [--chunks 2]
 
 Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and
 of sounds, each of which trains or not. The space and the law of each layout
@@ -58,6 +58,7 @@ class Meaning:
     mbs: int
     encoder: tuple[int, int, int, int] = (0, 0, 0, 0)
     """PP, TP, DP, MBS."""
+    vpp: int = 1
     modules: tuple[Own, ...] = ()
     """Of each encoder, where each is one; then kind and run are empty."""
 
@@ -70,9 +71,14 @@ class Meaning:
         return bool(self.runs & {"bubbles", "prefetch"})
 
 
-def random_content(rng: random.Random, num_towers: int = 1) -> Document:
+def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
+    if num_chunks > 1:
+        content["model"]["text"]["layers"]["num_layers"] = rng.choice((4, 4, 5))
+        content["workload"]["global_batch_size"] = rng.choice((4, 4, 6))
+        content["workload"].pop("stack", None)  # whose layouts have no bubbles
+        content["search"] |= {"max_vpp": num_chunks, "modes": [], "layouts": rng.choice(("all", ["colocated"]))}
     if num_towers > 1:
         width, frozen = rng.choice((256, 512)), rng.random() < 0.5
         content["model"]["encoders"].append(
@@ -183,7 +189,7 @@ def list_meanings(content: Document) -> set[Meaning]:
         for decoder, modules in list_several(content):
             apart = sum(own.pp for own in modules if own.kind == "disaggregated")
             sizes = decoder.pp + apart, decoder.tp, decoder.dp, decoder.mbs
-            several.add(Meaning("", "", *sizes, modules=modules))
+            several.add(Meaning("", "", *sizes, vpp=decoder.vpp, modules=modules))
     batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
     world = cluster["num_nodes"] * per_node
     named = "stack" in workload
@@ -207,10 +213,19 @@ def list_meanings(content: Document) -> set[Meaning]:
             and batch % (number // pp // tp * mbs) == 0
         ]
 
+    def in_chunks(number: int, most_layers: int) -> list[tuple[tuple[int, int, int, int], int]]:
+        """The same, and chunks of each stage, each of which holds a layer."""
+        return [
+            (sizes, vpp)
+            for vpp in range(1, limits.get("max_vpp", 1) + 1)
+            for sizes in plain(number, most_layers // vpp)
+            if vpp == 1 or (sizes[0] > 1 and batch // sizes[2] // sizes[3] >= sizes[0])
+        ]
+
     whole = [n for n in range(1, world + 1) if n <= per_node or n % per_node == 0]
-    for pp, tp, dp, mbs in plain(world, layers + before) if "chain" in kinds else ():
-        found.add(Meaning("chain", "", pp, tp, dp, mbs))
-    for pp, tp, dp, mbs in plain(world, layers) if "colocated" in kinds else ():
+    for sizes, vpp in in_chunks(world, layers + before) if "chain" in kinds else ():
+        found.add(Meaning("chain", "", *sizes, vpp=vpp))
+    for (pp, tp, dp, mbs), vpp in in_chunks(world, layers) if "colocated" in kinds else ():
         for tp_e in divisors(min(world, per_node)):
             dp_e = world // tp_e
             fits = 8 % tp_e == 0 and world % tp_e == 0 and max(dp, dp_e) % min(dp, dp_e) == 0
@@ -221,14 +236,13 @@ def list_meanings(content: Document) -> set[Meaning]:
                 found.add(Meaning("colocated", "inline", pp, tp, dp, mbs, (1, tp_e, dp_e, mbs * dp // dp_e)))
             for run in () if named else ("phases", "recomputed_phases") if trains else ("phases",):
                 for mbs_e in divisors(batch // dp_e) if batch % dp_e == 0 else ():
-                    found.add(Meaning("colocated", run, pp, tp, dp, mbs, (1, tp_e, dp_e, mbs_e)))
+                    found.add(Meaning("colocated", run, pp, tp, dp, mbs, (1, tp_e, dp_e, mbs_e), vpp))
             for run in ("bubbles",) if trains else ("bubbles", "prefetch"):
                 count = batch // dp // mbs
                 for number in divisors(count) if pp > 1 and tp % tp_e == 0 and not named else ():
                     if number * mbs * tp_e % tp == 0 and number * pp <= count:
-                        found.add(
-                            Meaning("colocated", run, pp, tp, dp, mbs, (1, tp_e, dp_e, number * mbs * tp_e // tp))
-                        )
+                        own = (1, tp_e, dp_e, number * mbs * tp_e // tp)
+                        found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp))
     for number in whole if "disaggregated" in kinds else ():
         rest = world - number
         begin = number  # behind the decoder's
@@ -256,18 +270,16 @@ def meaning_of(strategy: Strategy) -> Meaning:
     """What a strategy of the package means."""
     sizes = (strategy.pp, strategy.tp, strategy.dp, strategy.mbs)
     if strategy.arrangement is None:
-        return Meaning("chain", "", *sizes)
+        return Meaning("chain", "", *sizes, vpp=strategy.vpp)
     if strategy.arrangement.others:
         modules = tuple(
             Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset)
             for one in strategy.arrangement.each
             for e in (one.encoder,)
         )
-        return Meaning("", "", *sizes, modules=modules)
-    own = strategy.arrangement.encoder
-    return Meaning(
-        strategy.arrangement.kind, strategy.arrangement.encoder_run, *sizes, (own.pp, own.tp, own.dp, own.mbs)
-    )
+        return Meaning("", "", *sizes, vpp=strategy.vpp, modules=modules)
+    own, run = strategy.arrangement.encoder, strategy.arrangement.encoder_run
+    return Meaning(strategy.arrangement.kind, run, *sizes, (own.pp, own.tp, own.dp, own.mbs), strategy.vpp)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -325,9 +337,10 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     """The oracle's document of one strategy."""
     if one.modules:
         apart = sum(own.pp for own in one.modules if own.kind == "disaggregated")
-        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs)
+        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs, one.vpp)
         return form_several(job, costs, content, sized, one.modules, Network(costs), held_once)
-    decoder = Strategy(one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0), one.tp, one.dp, one.mbs)
+    stages = one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0)
+    decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp)
     if one.kind == "chain":
         return problem_document(build_problem(costs, decoder))
     encoder = Strategy(*one.encoder)
@@ -524,13 +537,14 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
     return len(meanings), wrong
 
 
-def is_small(content: Document) -> bool:
-    """Whether all strategies of the job, and all orders of each, can be looked at."""
+def is_small(content: Document, num_chunks: int = 1) -> bool:
+    """Whether all strategies of the job, and all orders of each, can be looked at; and whether there are such with an
+    encoder in bubbles beside so many chunks."""
     meanings, batch = list_meanings(content), content["workload"]["global_batch_size"]
     for one in meanings:
         beside = [own for own in one.modules if own.run in ("bubbles", "prefetch")]
         if beside:
-            count, actions = batch // (one.dp * one.mbs), 2 * one.pp * (batch // (one.dp * one.mbs))
+            count, actions = batch // (one.dp * one.mbs), 2 * one.pp * one.vpp * (batch // (one.dp * one.mbs))
             frozen = {tower["name"]: not any_trains(content, tower["name"]) for tower in content["model"]["encoders"]}
             for own in beside:
                 passes = count * one.mbs * own.tp // (one.tp * own.mbs)
@@ -543,20 +557,22 @@ def is_small(content: Document) -> bool:
                 not all(tower["freeze"] for tower in content["model"]["encoders"]),
             )
             passes = count * one.mbs * one.encoder[1] // (one.tp * one.encoder[3])
-            if count_actions(one.pp, count, passes, trains) > MOST_ACTIONS:
+            if count_actions(one.pp, count, passes, trains, one.vpp) > MOST_ACTIONS:
                 return False
     most = MOST_STRATEGIES if len(content["model"]["encoders"]) == 1 else MOST_OF_TWO
-    return 1 <= len(meanings) <= most
+    wanted = [one for one in meanings if one.vpp == num_chunks and one.in_bubbles]
+    return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted))
 
 
-def checked_jobs(number: int, seed: int, num_towers: int = 1) -> dict[str, list[str]]:
-    """name → what is wrong, of `number` jobs that are small enough."""
+def checked_jobs(number: int, seed: int, num_towers: int = 1, num_chunks: int = 1) -> dict[str, list[str]]:
+    """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
-        rng = random.Random(f"module layouts {index}" + (f" of {num_towers} towers" if num_towers > 1 else ""))
-        content = random_content(rng, num_towers)
-        while not is_small(content):
-            content = random_content(rng, num_towers)
+        of = (f" of {num_towers} towers" if num_towers > 1 else "") + (f" in {num_chunks}" if num_chunks > 1 else "")
+        rng = random.Random(f"module layouts {index}{of}")
+        content = random_content(rng, num_towers, num_chunks)
+        while not is_small(content, num_chunks):
+            content = random_content(rng, num_towers, num_chunks)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -566,8 +582,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--towers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
     arguments = parser.parse_args()
-    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers)
+    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers, arguments.chunks)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():
         print(name, *told, sep="\n  ")

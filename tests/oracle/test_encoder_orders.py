@@ -1,5 +1,5 @@
 """`place` of decoders with encoders against every order of small problems. A failing one by itself:
-`python tests/oracle/compare_encoders.py --problems 1 --seed SEED`."""
+`python tests/oracle/compare_encoders.py --problems 1 --seed SEED`, with `--chunks 2` where its stages have two."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("first", "number"), [(0, 30), pytest.param(1_000, 500, marks=pytest.mark.nightly)], ids=["some", "many"]
+    ("first", "number", "chunks"),
+    [
+        (0, 30, 1),
+        (0, 8, 2),
+        pytest.param(1_000, 500, 1, marks=pytest.mark.nightly),
+        pytest.param(1_000, 500, 2, marks=pytest.mark.nightly),
+    ],
+    ids=["some", "some in chunks", "many", "many in chunks"],
 )
-def test_place_against_every_order(first: int, number: int) -> None:
-    found = [(seed, compare_encoders.compare(encoder_orders.problem(seed))) for seed in range(first, first + number)]
+def test_place_against_every_order(first: int, number: int, chunks: int) -> None:
+    seeds = range(first, first + number)
+    found = [(seed, compare_encoders.compare(encoder_orders.problem(seed, chunks))) for seed in seeds]
     assert not [(seed, outcome.wrong) for seed, outcome in found if outcome.wrong]
     met = [math.isclose(outcome.result.step_ms, outcome.best_ms, rel_tol=1e-9) for _, outcome in found]
     proven = [outcome.result.status == "optimal" for _, outcome in found]

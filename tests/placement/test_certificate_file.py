@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from known_cases import taylor_case
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.pipeline.certify.certificate import Times, problem_sha256, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.certificate import Times, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.digest import problem_sha256
 from mm_autoparallel.pipeline.placement import PlacementResult, place
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, place_in_modes

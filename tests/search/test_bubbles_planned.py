@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from two_modules import make_job, shared
+from two_modules import apart, make_job, shared
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.hooks.applied import apply
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.schedules.action import format_action
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
+from mm_autoparallel.pipeline.simulate.graph import full_graph
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.planner.plan import parse_plan
 from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_entries
 from mm_autoparallel.reports.page.pictures import map_layout
 
 BUBBLES = Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 8, 1))
@@ -54,6 +59,37 @@ def test_one_strategy_placed_and_read_back() -> None:
     assert all(part.total_bytes >= peak for part, peak in zip(estimate.memory, timeline.peak_memory_bytes, strict=True))
 
 
+def test_two_chunks_placed_and_read_back() -> None:
+    """Beside an interleaved decoder, whose order stays its schedule's; its exporters and scripts refuse it by name."""
+    job = make_job()
+    costs, strategy = CostModel(job), replace(BUBBLES, vpp=2, schedule="interleaved_1f1b")
+    assert unlawful_reason(job.model, job.cluster, job.workload, strategy) is None
+    problem = build_problem(costs, strategy)
+    found = place(problem, 20.0, gap_fraction=1e-3)
+    assert found.placement is not None
+    assert found.lower_bound_ms <= found.step_ms * (1 + 1e-9)
+    decoder = part_encoders(problem).decoder
+    graph = full_graph("interleaved_1f1b", 2, 2, decoder.num_microbatches)
+    for stage, order in enumerate(found.placement.orders):
+        mine = np.flatnonzero(graph.stage == stage)
+        rows = zip(graph.kind[mine].tolist(), graph.place[mine].tolist(), graph.micro_batch[mine].tolist(), strict=True)
+        named = [format_action(kind, place // 2, m) for kind, place, m in rows]
+        assert [word for word in order.split() if "@" not in word] == named
+    plan = plan_from_placement(problem, found.placement, strategy, 24)
+    estimate = evaluate(costs, plan)
+    assert estimate.step_ms == found.step_ms
+    assert parse_plan(estimate.plan_document(), job, "file") == plan
+    assert all(part.total_bytes >= peak for part, peak in zip(estimate.memory, estimate.peak_memory_bytes, strict=True))
+    phases = replace(strategy, arrangement=shared("phases", 1, 8, 1))
+    assert found.step_ms < place(build_problem(costs, phases)).step_ms
+    with pytest.raises(PlanError, match="encoder_run is bubbles, and training scripts"):
+        apply(job, plan)
+    wide = make_job(layouts=["colocated"], mbs=[1], cp=[1], tp=[2], pp=[2], max_vpp=2)
+    listed = [entry.strategy for entry in list_entries(wide) if entry.reason is None]
+    in_chunks = {one.arrangement.encoder_run for one in listed if one.arrangement and one.vpp == 2}
+    assert in_chunks == {"bubbles", "phases", "recomputed_phases"}
+
+
 def test_orders_that_are_wrong_are_told() -> None:
     problem = build_problem(CostModel(make_job()), BUBBLES)
     placement = place(problem).placement
@@ -82,6 +118,10 @@ def test_laws() -> None:
         replace(BUBBLES, arrangement=shared("prefetch", 1, 8, 1))
     )
     assert not reason(replace(BUBBLES, arrangement=shared("prefetch", 1, 8, 1)), freeze=True)
+    low = replace(BUBBLES, vpp=2, schedule="interleaved_1f1b_low_memory")
+    assert "and for interleaved_1f1b where the encoder runs in phases, in bubbles or as prefetch" in reason(low)
+    behind = Strategy(3, 1, 2, 4, vpp=2, arrangement=apart(1, 1, 4, 2))
+    assert "VPP 2: chunks go with the chain or an encoder in phases" in reason(replace(behind, schedule="1f1b"))
 
 
 def test_prefetch_is_the_decoder_alone_where_there_is_time() -> None:

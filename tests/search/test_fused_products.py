@@ -1,4 +1,4 @@
-"""MC2 as a choice: where a search takes it, where it leaves it, and who refuses it by name."""
+"""MC2 and user buffers as a choice: where a search takes them, where it leaves them, and who refuses them by name."""
 
 from __future__ import annotations
 
@@ -65,9 +65,34 @@ def test_the_space_has_both_where_tensor_parallel_ranks_divide_sequences() -> No
     assert "needs TP above 1 and sequence parallelism" in reason
 
 
+def test_user_buffers_are_chosen_where_backwards_hide_too_little() -> None:
+    """What they leave in the open is a fixed part; without them, gradients' sums hide behind products as far as these
+    last."""
+    both = {"tp": [1, 8], "tp_overlap": ["none", "user_buffers"]}
+    slow = {"based_on": "h100-80g", "name": "slow", "node_link": {"bandwidth_bytes_per_s": 3e10, "latency_ms": 1e-3}}
+    job = job_of("megatron-te", slow, both)
+    found = {(e.strategy.tp, e.strategy.tp_overlap) for e in list_space(job) if e.reason is None}
+    assert found == {(1, ""), (8, ""), (8, "user_buffers")}
+    steps = {
+        overlap: search(job_of("megatron-te", slow, {"tp_overlap": [overlap]}), num_workers=1).figures.step_ms
+        for overlap in both["tp_overlap"]
+    }
+    assert steps["user_buffers"] < steps["none"]
+    best = search(job_of("megatron-te", slow, both | {"tp": [8]}), num_workers=1)
+    assert (best.plan.strategy.tp_overlap, best.figures.step_ms) == ("user_buffers", steps["user_buffers"])
+    stated = job_of("megatron-te", slow, both, facts={"tp_overlap": "user_buffers"})
+    assert block_costs(stated, Strategy(1, 8, 1, 1)) == block_costs(job, best.plan.strategy)
+    assert {e.strategy.tp_overlap for e in list_space(stated)} == {"", "none"}
+    whole = job_of("megatron-te", slow, both, sequence_parallel=False)
+    reason = unlawful_reason(whole.model, whole.cluster, whole.workload, best.plan.strategy)
+    assert reason is not None
+    assert "tp_overlap is user_buffers, which needs TP above 1 and sequence parallelism" in reason
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
+        ({"limits": {"tp_overlap": ["user_buffers"]}}, r"search\.tp_overlap: user_buffers, TransformerEngine's"),
         ({"stack": "megatron-te"}, r"search\.tp_overlap: mc2, MindSpeed's \(stack mindspeed or mindspeed-mm\)"),
         (
             {"fused_matmul_fraction": 0.5},

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 import mm_autoparallel as mmap
+from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.schedules.torch_csv import read_csv, write_rows
+from mm_autoparallel.planner.edits import set_order
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.plan import Plan, read_plan, write_result
 from mm_autoparallel.planner.search.planner import search
@@ -22,9 +24,11 @@ from mm_autoparallel.planner.search.space import list_space
 LAYERS = {"num_layers": 6, "hidden_size": 2048, "ffn_size": 5504, "num_heads": 16, "norm": "rms"}
 
 
-def job_of(schedule: object, vpp: int = 1, path: Path = Path("job.json"), **workload: object) -> Job:
+def job_of(
+    schedule: object, vpp: int = 1, path: Path = Path("job.json"), num_layers: int = 6, **workload: object
+) -> Job:
     document = {
-        "model": {"text": {"vocab_size": 32000, "layers": LAYERS}},
+        "model": {"text": {"vocab_size": 32000, "layers": LAYERS | {"num_layers": num_layers}}},
         "cluster": {"num_nodes": 1, "devices_per_node": 2, "device": "h100-80g"},
         "workload": {"global_batch_size": 6, "seq_length": 2048, **workload},
         "search": {"pp": [2], "tp": [1], "mbs": [1], "zero": [1], "max_vpp": vpp, "modes": [], "schedule": schedule},
@@ -52,6 +56,50 @@ def test_its_plan_is_read_back_and_simulates_the_same(schedule: str, vpp: int, t
     orders = read_csv(write_csv(again), 2)
     assert orders.num_chunks == vpp
     assert orders.v_shaped == (schedule == "zbv")
+
+
+def test_a_v_that_is_found_goes_from_plan_to_plan(tmp_path: Path) -> None:
+    """Two chunks a stage, there and back: written, read, simulated, exported to torch, changed; or refused."""
+    job = job_of("free", 2, num_layers=5)
+    assert {(e.strategy.vpp, e.reason) for e in list_space(job)} == {(1, None), (2, None)}
+    found = search(job, num_workers=1)
+    assert (found.plan.strategy.schedule, found.plan.strategy.vpp) == ("free", 2)
+    named = search(job_of("zbv", 2, num_layers=5), num_workers=1)
+    assert found.figures.step_ms <= named.figures.step_ms * (1 + 1e-9)
+    path = tmp_path / "plan.json"
+    write_result(path, found.plan, found.figures)
+    again = read_plan(path, job)
+    assert again == replace(found.plan, warnings=again.warnings)
+    assert evaluate(job, again).timeline.step_ms == pytest.approx(found.figures.step_ms, rel=1e-9)
+    orders = read_csv(write_csv(again), 2)
+    assert (orders.num_chunks, orders.v_shaped) == (2, True)
+    for framework in ("megatron-core", "megatron-bridge", "deepspeed", "torchtitan"):
+        with pytest.raises((JobError, PlanError)) as refusal:
+            export_plan(again, job, framework)
+        assert "free" in str(refusal.value) or "VPP 2" in str(refusal.value), framework
+    words = found.plan.orders[0].split()
+    first, last = words.index("0F0"), next(i for i, word in enumerate(words) if word.endswith("F1"))
+    with pytest.raises(PlanError, match=r"this order never ends: stage 0 waits with 0F1 for 0F0 of stage 1"):
+        set_order(found.plan, 1, " ".join(sorted(found.plan.orders[1].split(), key=lambda word: word[-1] == "0")))
+    late = [word for word in words if word[1] != "W"] + [word for word in words if word[1] == "W"]
+    changed = set_order(found.plan, 0, " ".join(late))
+    assert evaluate(job, changed).timeline.step_ms >= found.figures.step_ms * (1 - 1e-9)
+    assert first < last
+
+
+def test_no_more_than_two_chunks_are_found() -> None:
+    reasons = {entry.strategy.vpp: entry.reason for entry in list_space(job_of("free", 3))}
+    assert reasons[3] == "schedule free runs one chunk a stage, or 2 there and back, and VPP is 3"
+    assert reasons[1] is reasons[2] is None
+
+
+def test_named_orders_there_and_back_wait_for_the_one_that_is_found() -> None:
+    result = search(job_of(["zbv", "v_half", "dualpipev", "free"], 2), num_workers=1)
+    ends = {one.strategy.schedule: one for one in result.candidates if one.strategy.vpp == 2 and one.bounded_by}
+    for name in ("zbv", "v_half"):
+        assert (ends[name].status, ends[name].was_placed) == ("dominated", False)
+        assert "its order is one of those that" in ends[name].reason
+    assert "one of those" not in ends["dualpipev"].reason  # which runs pairs
 
 
 def test_a_found_order_is_never_slower_than_named_ones() -> None:

@@ -73,7 +73,9 @@ REFUSED = (
     | dict.fromkeys(("whole_sequences",), _SEQUENCES)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
-    | dict.fromkeys(("optimizer_offload", "rank_order", "precision", "graphs", "fused_products"), _NO_KEY)
+    | dict.fromkeys(
+        ("optimizer_offload", "rank_order", "precision", "graphs", "fused_products", "user_buffers"), _NO_KEY
+    )
 )
 _UNCHECKED = ("without --job: heads and vocabulary are not held against the sizes",)
 _CHECKED = ("read back: the strategy as written gives the plan",)

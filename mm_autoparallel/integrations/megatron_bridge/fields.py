@@ -44,7 +44,14 @@ _DECIDED: dict[str, tuple[str, ...]] = {
 """Flag → its fields, where they are not `model.` and the flag's own words."""
 _OF_MODEL = (
     *(flags.TENSOR, flags.PIPELINE, flags.CONTEXT, flags.EXPERT, flags.EXPERT_TENSOR, flags.SEQUENCE_PARALLEL),
-    *(flags.LAYOUT, flags.COUNTS_EMBEDDING, flags.COUNTS_LOSS, flags.CONTEXT_KIND, flags.CONTEXT_SIZES),
+    *(
+        flags.USER_BUFFERS,
+        flags.LAYOUT,
+        flags.COUNTS_EMBEDDING,
+        flags.COUNTS_LOSS,
+        flags.CONTEXT_KIND,
+        flags.CONTEXT_SIZES,
+    ),
     *(flags.GRANULARITY, flags.METHOD, flags.RECOMPUTED, flags.MODULES, flags.OFFLOAD, flags.OFFLOADED),
     *(flags.DISPATCHER, flags.BACKEND, flags.DEEPEP, flags.SHARED_OVERLAP, flags.BATCH_OVERLAP, flags.GROUPED),
 )
@@ -71,7 +78,7 @@ _SIZES = {
                 *("moe_layer_freq", "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim"),
                 *("qk_pos_emb_head_dim", "v_head_dim", "transformer_impl", "attention_backend", "hidden_dropout"),
                 *("attention_dropout", "deterministic_mode", "cuda_graph_impl", "cuda_graph_scope"),
-                *("cpu_offloading_num_layers", "tp_comm_overlap", "window_size", "linear_attention_type"),
+                *("cpu_offloading_num_layers", "window_size", "linear_attention_type"),
                 *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "first_last_layers_bf16"),
                 *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8_dot_product_attention"),
             ),

@@ -31,8 +31,8 @@ OVERRIDES, PLANNED = "overrides.txt", "planned.yaml"
 
 _CHECKED = ("read back: the fields as written give the plan that they are said to run",)
 _OVERLAPS = (
-    "a recipe's comm_overlap, where it has one, decides the overlap of transfers and gradients again; the fields that "
-    "are written hold where it is null"
+    "a recipe's comm_overlap, where it has one, decides the overlap of transfers, gradients and TP's traffic again; "
+    "the fields that are written hold where it is null"
 )
 
 

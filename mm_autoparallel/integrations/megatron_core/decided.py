@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.integrations.features import fuses_products
+from mm_autoparallel.integrations.features import products_beside
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.layers import write_layers
 from mm_autoparallel.model.job.job import Job
@@ -361,7 +361,9 @@ def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
     if strategy.graphs:
         values |= dict.fromkeys(flags.GRAPHS)
     if job or strategy.tp_overlap:
-        values[flags.FUSED] = () if fuses_products(strategy, job.workload if job else None) else None
+        beside = products_beside(strategy, job.workload if job else None)
+        values[flags.FUSED] = () if beside == "mc2" else None
+        values[flags.USER_BUFFERS] = () if beside == "user_buffers" else None
     if job:
         workload = job.workload
         gathers = strategy.zero > 0 and workload.overlap_param_gather

@@ -110,7 +110,7 @@ _NEEDED = (
     (flags.OVERLAP_GATHER, (flags.OVERLAP_REDUCE,)),
     (flags.OVERLAP_GATHER, _ANY_SHARDED),
     (flags.OPTIMIZER_OFFLOAD, (flags.PRECISION_AWARE,)),
-    ("--tp-comm-overlap", (flags.SEQUENCE_PARALLEL,)),
+    (flags.USER_BUFFERS, (flags.SEQUENCE_PARALLEL,)),
 )
 """Flag → those one of which Megatron-LM demands beside it."""
 

@@ -65,6 +65,7 @@ DEEPEP = "--moe-enable-deepep"
 SHARED_OVERLAP = "--moe-shared-expert-overlap"
 BATCH_OVERLAP = "--overlap-moe-expert-parallel-comm"
 
+USER_BUFFERS = "--tp-comm-overlap"
 FUSED = "--fused-products"
 """Of products that are fused with TP's traffic: no flag of Megatron-LM's; a dialect that has one spells it."""
 SWAPPED = "--swapped-attention"
@@ -109,7 +110,7 @@ SWITCHES = frozenset(
         *("--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm", "--untie-embeddings-and-output-weights"),
         *(GROUPED, "--moe-shared-expert-gate", "--use-rotary-position-embeddings"),
         *("--no-position-embedding", "--no-gradient-accumulation-fusion", "--cross-entropy-loss-fusion"),
-        *("--deterministic-mode", "--use-flash-attn", "--first-last-layers-bf16", "--tp-comm-overlap"),
+        *("--deterministic-mode", "--use-flash-attn", "--first-last-layers-bf16", USER_BUFFERS),
         *("--apply-residual-connection-post-layernorm", "--is-hybrid-model", "--retro-add-retriever"),
     }
 )

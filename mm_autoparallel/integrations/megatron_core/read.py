@@ -131,12 +131,13 @@ def read_choices(passed: Passed) -> dict[str, Any]:
     except ValueError as failure:
         raise PlanError(f"{passed.where}: {failure}") from None
     assert found.dispatcher in get_args(Dispatcher)
-    fuses = passed.has(flags.FUSED) and (passed.number(flags.TENSOR) or 1) > 1 and passed.has(flags.SEQUENCE_PARALLEL)
+    divides = (passed.number(flags.TENSOR) or 1) > 1 and passed.has(flags.SEQUENCE_PARALLEL)
+    beside = "mc2" if passed.has(flags.FUSED) else "user_buffers" if passed.has(flags.USER_BUFFERS) else ""
     return {
         "dispatcher": found.dispatcher,
         "graphs": found.graphs,
         "overlap_all_to_all": found.overlap,
-        "tp_overlap": "mc2" if fuses else "",
+        "tp_overlap": beside if divides else "",
     }
 
 

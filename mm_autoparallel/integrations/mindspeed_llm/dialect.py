@@ -276,6 +276,11 @@ def write(decided: Decided) -> Decided:
         raise PlanError(
             f"plan: ZeRO {strategy.zero}, and MindSpeed-LLM has no Megatron-FSDP; plan with search.zero [0, 1]"
         )
+    if values.pop(flags.USER_BUFFERS, None) is not None:
+        raise PlanError(
+            "plan: products run beside TP's traffic in user buffers, which are TransformerEngine's; plan with "
+            "search.tp_overlap [none, mc2]"
+        )
     values |= {FUSED: values.pop(flags.FUSED)} if flags.FUSED in values else {}
     values |= {switch: values.pop(flag) for flag, switch in SWITCHES.items() if flag in values}
     kind = _kind_of(decided)

@@ -17,7 +17,7 @@ _REFUSED = frozenset(
         "split_backwards",
         *("zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards", "optimizer_offload"),
         *("selective_all", "selective_some", "offload", "recompute_offload", "precision", "graphs"),
-        *("dispatcher", "token_overlap", "swap_some"),
+        *("dispatcher", "token_overlap", "swap_some", "user_buffers"),
     }
 )
 

@@ -25,7 +25,7 @@ _REFUSED = frozenset(
         *("whole_experts", "dispatcher", "token_overlap", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline"),
         *("kept_weights", "shards", "selective_all", "selective_some", "activation", "offload", "recompute_offload"),
         *("swap_attention", "swap_some"),
-        *("optimizer_offload", "rank_order", "precision", "graphs"),
+        *("optimizer_offload", "rank_order", "precision", "graphs", "user_buffers"),
     )
 )
 

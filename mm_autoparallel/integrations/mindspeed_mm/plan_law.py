@@ -162,6 +162,7 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
         ("graphs", "--cuda-graph-impl"),
         ("overlap_all_to_all", "--moe-fb-overlap"),
         ("precision", "--fp8-format"),
+        ("tp_overlap", "--tp-comm-overlap"),
     ):
         choice = getattr(strategy, name)
         if choice and choice not in _WRITTEN[name]:

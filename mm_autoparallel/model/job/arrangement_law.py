@@ -197,10 +197,13 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
         )
     if strategy.layouts:
         yield "layers of one stage shared in several ways (LAYOUTS) go with the chain alone"
-    if strategy.schedule not in (("1f1b", "interleaved_1f1b") if arrangement.in_phases else ("1f1b",)):
-        yield f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and in phases for interleaved_1f1b"
-    if strategy.vpp > 1 and not arrangement.in_phases:
-        yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases"
+    if strategy.schedule not in (("1f1b", "interleaved_1f1b") if arrangement.away else ("1f1b",)):
+        yield (
+            f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and for interleaved_1f1b where the "
+            "encoder runs in phases, in bubbles or as prefetch"
+        )
+    if strategy.vpp > 1 and not arrangement.away:
+        yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases, in bubbles or as prefetch"
     if strategy.optimizer_offload or strategy.shard or strategy.zero > 1:
         yield "arrangements are planned with ZeRO 0 or 1 and the optimizer on the device"
     if strategy.rank_order != "tp-cp-ep-dp-pp":

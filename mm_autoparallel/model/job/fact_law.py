@@ -66,14 +66,15 @@ def overlap_reason(stack: str, overlap: str) -> str | None:
 
 def overlap_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Each rule that the strategy's own choice breaks. Without TP or without sequence parallelism MindSpeed warns, and
-    fuses nothing (features_manager/tensor_parallel/mc2_feature.py)."""
+    fuses nothing (features_manager/tensor_parallel/mc2_feature.py); Megatron-LM refuses --tp-comm-overlap there
+    (megatron/training/arguments.py)."""
     reason = overlap_reason(workload.stack, strategy.tp_overlap)
     if reason:
         yield f"the strategy's tp_overlap is {reason}"
-    elif strategy.tp_overlap == "mc2" and not strategy.divides_sequences(workload):
-        yield f"tp_overlap is mc2, which needs TP above 1 and sequence parallelism, and TP is {strategy.tp}" + (
-            "" if strategy.tp == 1 else " without it"
-        )
+    elif strategy.tp_overlap not in ("", "none") and not strategy.divides_sequences(workload):
+        without = "" if strategy.tp == 1 else " without it"
+        needs = "TP above 1 and sequence parallelism"
+        yield f"tp_overlap is {strategy.tp_overlap}, which needs {needs}, and TP is {strategy.tp}{without}"
 
 
 def _list_stated(workload: Workload) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class SearchSpace(Noun):
     for each strategy's default; one may be a CSV of torch's, FILE.csv, with an order of your own. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
-    in pieces (MindSpeed's MC2). layer_strategies: strategies too in which layers of one stage are shared in several
-    ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
+    in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). layer_strategies: strategies too in which layers of
+    one stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
     layouts: of encoders and decoder: chain, colocated, disaggregated or all (model/job/arrangement.py); nothing: chain.
     devices: how many of the cluster's a plan may use; nothing: all.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
@@ -77,7 +77,7 @@ class SearchSpace(Noun):
     dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
     graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
     overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
-    tp_overlap: tuple[Literal["none", "mc2"], ...] | None = Field(None, min_length=1)
+    tp_overlap: tuple[Literal["none", "mc2", "user_buffers"], ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     layer_strategies: Flag = False
     layouts: tuple[ModuleKind, ...] | Literal["all"] = Field(("chain",), min_length=1)

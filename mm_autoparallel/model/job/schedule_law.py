@@ -76,7 +76,8 @@ def searched_schedules(named: Sequence[str] | None, workload: Workload) -> tuple
 
 def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """A schedule that is not known, runs another number of chunks, or is none of the framework that the job names:
-    without a name, every schedule can be looked at. One that is found takes equal micro-batches and one layout a layer.
+    without a name, every schedule can be looked at. An order that is found takes equal micro-batches and one layout a
+    layer, and has one chunk a stage or two, there and back.
     """
     name, vpp = strategy.schedule, strategy.vpp
     if name not in (*OF_JOBS, GIVEN):
@@ -85,9 +86,9 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     schedule = SCHEDULES[name]
     if name == GIVEN:
         yield from _order_reasons(workload, strategy)
-    elif name == FREE and vpp == V_CHUNKS:
-        yield f"schedule {name} is searched with one chunk a stage, and VPP is {vpp}; a problem may have that many"
-    elif vpp > 1 and not schedule.interleaved:
+    elif name == FREE and vpp > V_CHUNKS:
+        yield f"schedule {name} runs one chunk a stage, or {V_CHUNKS} there and back, and VPP is {vpp}"
+    elif vpp > 1 and not schedule.interleaved and name != FREE:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif schedule.v_shaped and vpp != 2:
         yield f"schedule {name} runs two chunks a stage, there and back, and VPP is {vpp}"

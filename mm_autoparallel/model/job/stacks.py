@@ -31,7 +31,7 @@ PyTorch's asynchronous tensor parallelism, or in MindSpeed's fused operators (MC
 RepeatedGroups = Literal["never", "fewer", "always"]
 """Where key and value groups are repeated for every query head before context parallel ranks deal heads."""
 
-FusedProducts = Literal["", "none", "mc2"]
+FusedProducts = Literal["", "none", "mc2", "user_buffers"]
 """Of these what a strategy may choose; none: traffic runs beside no product. Empty: as the workload has it."""
 
 

@@ -82,8 +82,9 @@ class ProfileEntry(Noun):
     May be left out: recompute_ms, what recomputing the block adds to its backward. optimizer_ms: one optimizer step
     over all parameters this device holds of the block, nothing sharded by ZeRO. parameter_count: those parameters.
     split_extra_ms: what its gradients take more, of inputs and then of weights, than together. kept_for_weight_bytes:
-    of activation_bytes, what is kept between the two. output_bytes: what is handed on. arrangement: `group` of real
-    ranks, or one rank's `shard` with its collectives added by formula. out_of_memory: it took too much; no figures.
+    what is kept between the two, gradients that wait included; activation_bytes where that is less. output_bytes: what
+    is handed on. arrangement: `group` of real ranks, or one rank's `shard` with its collectives added by formula.
+    out_of_memory: it took too much; no figures.
     """
 
     kind: Name

@@ -9,8 +9,6 @@ paths, or, where orders are free, by models of them; `none` claims no bound.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.pipeline.certify.digest import problem_sha256
 from mm_autoparallel.pipeline.placement.relaxation.duals import Division, Prices, Proof
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_document, problem_from_entry
@@ -152,6 +151,11 @@ class CertificateEntry(Noun):
 
 def write_certificate(path: Path, problem: Problem, result: PlacementResult) -> None:
     """Write what `place` found and how its bound is confirmed. The result must have a placement. Raises OSError."""
+    write_text_atomically(path, format_document(certificate_document(problem, result)))
+
+
+def certificate_document(problem: Problem, result: PlacementResult) -> dict[str, Any]:
+    """The file's content."""
     assert result.placement is not None
     method: Proof = result.proof if result.lower_bound_ms > 0 else "none"
     proof: dict[str, Any] = {"method": method}
@@ -165,22 +169,26 @@ def write_certificate(path: Path, problem: Problem, result: PlacementResult) -> 
             for prices in result.prices.prices
         ]
         proof["parts"] = [_part_document(part) for part in result.prices.parts]
-    document = {
+    return {
         "schema": SCHEMA,
         "step_ms": result.step_ms,
         "lower_bound_ms": result.lower_bound_ms if method != "none" else None,
         "gap_fraction": result.gap_fraction if method != "none" else None,
-        "placement": _placement_document(problem, result.placement),
+        "placement": placement_document(problem, result.placement),
         "problem": problem_document(problem),
         "problem_sha256": problem_sha256(problem),
         "proof": proof,
     }
-    write_text_atomically(path, format_document(document))
 
 
 def read_certificate(path: Path) -> Certificate:
     """The certificate in the file at `path`. Raises PlanError where it is unreadable or contradicts itself."""
     entry = parse_record(CertificateEntry, read_document(path, _WHAT, PlanError), _WHAT, path, PlanError)
+    return certificate_from_entry(entry, f"{_WHAT} {path}")
+
+
+def certificate_from_entry(entry: CertificateEntry, where: str) -> Certificate:
+    """What `entry` says. Raises PlanError, which says `where`, as read_certificate does."""
     try:
         problem = problem_from_entry(entry.problem)
         if entry.problem_sha256 != problem_sha256(problem):
@@ -198,7 +206,7 @@ def read_certificate(path: Path) -> Certificate:
         main, prices, parts = _read_prices(problem, entry.proof) if method == "prices" else (0, (), ())
         return Certificate(
             problem=problem,
-            placement=_placement(problem, entry.placement, "placement"),
+            placement=placement_from_entry(problem, entry.placement, "placement"),
             step_ms=entry.step_ms,
             lower_bound_ms=entry.lower_bound_ms,
             gap_fraction=entry.gap_fraction,
@@ -209,7 +217,7 @@ def read_certificate(path: Path) -> Certificate:
             parts=parts,
         )
     except (JobError, PlanError) as error:
-        raise PlanError(f"{_WHAT} {path}: {error}") from None
+        raise PlanError(f"{where}: {error}") from None
 
 
 def check_method(problem: Problem, method: Proof) -> None:
@@ -222,21 +230,9 @@ def check_method(problem: Problem, method: Proof) -> None:
         )
 
 
-def problem_sha256(problem: Problem) -> str:
-    """Of the problem as JSON with sorted keys and every number a float: one for equal problems, however typed."""
+def placement_document(problem: Problem, placement: Placement) -> dict[str, Any]:
+    """`placement` of a certificate, as PlacementEntry has it."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    text = json.dumps(plain(problem_document(problem)), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any]:
     def by_name(counts: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
         return {block.name: [row[e] for row in counts] for e, block in enumerate(problem.chain)}
 
@@ -254,7 +250,9 @@ def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any
     return document | ({"modes": modes} if modes else {}) | order
 
 
-def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
+def placement_from_entry(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
+    """What `entry` says. Raises PlanError, which says `where`, where it does not go with the problem."""
+
     def check(key: str, what: str, names: list[str], counts: Mapping[str, Sequence[int]]) -> None:
         if sorted(counts) != sorted(names):
             wrong = sorted(set(counts) ^ set(names))
@@ -298,7 +296,7 @@ def _other_modes(block: ChainBlock) -> list[str]:
 
 def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:
     if cut.placement is not None:
-        return {"placement": _placement_document(problem, cut.placement)}
+        return {"placement": placement_document(problem, cut.placement)}
     durations_ms = cut.durations_ms
     if not problem.splits and not len(graph_of(problem).pairs):
         durations_ms = durations_ms.reshape(2 * problem.num_virtual_stages, -1)
@@ -377,7 +375,7 @@ def _read_prices(
 
 def _witness(problem: Problem, entry: CutEntry, where: str) -> Witness:
     if entry.placement is not None and entry.times is None:
-        return _placement(problem, entry.placement, f"{where}.placement")
+        return placement_from_entry(problem, entry.placement, f"{where}.placement")
     if entry.times is None or entry.placement is not None:
         raise PlanError(f"{where} must hold either a placement or times")
     durations, num_virtual = len(entry.times.durations_ms), problem.num_virtual_stages

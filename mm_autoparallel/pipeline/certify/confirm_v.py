@@ -1,11 +1,12 @@
 """Confirm a bound of free orders of a V: show that no placement there and back, whatever its orders, takes less time.
 
 Stages take units from both ends of the chain. What a stage could hold with the rest still before it is bounded by
-`v_pieces`; of the placements that are left each is asked of a model of its orders (`v_model`).
+`v_pieces` and `v_releases`; of the placements that are left each is asked of a model of its orders (`v_model`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -26,6 +27,7 @@ from mm_autoparallel.pipeline.certify.v_pieces import (
     list_pieces,
     list_stages,
 )
+from mm_autoparallel.pipeline.certify.v_releases import bound_released
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -100,6 +102,7 @@ class _Check:
         a, z = np.flatnonzero(first.begin == begin), np.flatnonzero(last.end == end)
         inner, outer = first.end[a][:, None], last.begin[z][None, :]
         joins = inner == outer if s == len(self.stages) - 1 else inner < outer
+        joins &= self._work[outer] - self._work[inner] <= self._takes_behind(s)
         at_a, at_z = np.nonzero(joins)
         rows, others = a[at_a], z[at_z]
         found = []
@@ -109,13 +112,35 @@ class _Check:
             head, above = self._ends[0][s][begin], self._ends[1][s][begin]
             m = float(self.problem.num_microbatches)
             bounds = bound_pairs(of_a, of_z, self.stages[s], m, head, above, way)
-            for p in np.flatnonzero(bounds < self.bound_ms).tolist():
+            left = np.flatnonzero(bounds < self.bound_ms)
+            rates = self._rates(s, begin, end, first.end[rows[left]], last.begin[others[left]])
+            of_left = way[0][left], way[1][left], way[2][left]
+            released = bound_released(of_a[left], of_z[left], self.stages[s], int(m), (head, above), of_left, rates)
+            for p in left[released < self.bound_ms].tolist():
                 row, other = int(rows[p]), int(others[p])
                 is_last = s == len(self.stages) - 1
                 if is_last or self._pairs(s + 1, int(first.end[row]), int(last.begin[other])):
                     found.append((row, other))
         self._open[key] = found
         return found
+
+    def _takes_behind(self, s: int) -> float:
+        """Work that the stages after s can do for one micro-batch in a step below the bound, at a time factor of 1."""
+        behind = list(zip(self.problem.time_factors, self.stages, strict=True))[s + 1 :]
+        if any(factor <= 0.0 for factor, _ in behind):
+            return math.inf
+        rooms_ms = [max(0.0, self.bound_ms - stage.tail_ms) / factor for factor, stage in behind]
+        return sum(rooms_ms) / self.problem.num_microbatches * (1.0 + 1e-9)
+
+    @cached_property
+    def _work(self) -> Floats:
+        """[N + 1] prefix sums of the least that forward and backward take, over the flat chain."""
+        each = [0.0]
+        for block in self.problem.chain:
+            more = [0.0, *(mode.extra_forward_ms for mode in block.modes)]
+            again = [0.0, *(mode.extra_backward_ms for mode in block.modes)]
+            each += [block.forward_ms + min(more) + block.backward_ms + min(again)] * block.count
+        return np.cumsum(each)
 
     def _way(self, s: int, a: Floats, z: Floats, inner: Ints, outer: Ints, end: int) -> tuple[Floats, Floats, Floats]:
         """Least times from forward to forward, on to the gradient, and from gradient to gradient."""
@@ -128,6 +153,16 @@ class _Check:
             beyond += float(np.sum(hops[:, len(self.pieces) - 1] - hops[:, far + 1]))
         turn = z[:, HOP_FORWARD] + z[:, HOP_BACKWARD] + beyond
         return np.maximum(out, 0.0), turn, np.maximum(home, 0.0)
+
+    def _rates(self, s: int, begin: int, end: int, inner: Ints, outer: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """See `bound_released`: what lies on the stages before takes of each micro-batch, or on those behind, in the
+        mean of these stages."""
+        forward, gradient, _ = self._sums
+        before, behind = max(1, s), max(1, len(self.stages) - 1 - s)
+        beyond = forward[-1] - forward[end] + gradient[-1] - gradient[end]
+        inside, back = forward[outer] - forward[inner], gradient[outer] - gradient[inner]
+        first, third = forward[begin] / before, (forward[begin] + beyond) / before
+        return np.full(len(inner), first), inside / behind, np.full(len(inner), third), (inside + back) / behind
 
     @cached_property
     def _sums(self) -> tuple[Floats, Floats, Floats]:

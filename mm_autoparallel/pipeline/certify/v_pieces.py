@@ -211,6 +211,20 @@ def rooms(a: Floats, z: Floats, stage: Stage) -> tuple[Floats, Floats]:
     return np.where(fits, room, -1.0), stage.host_bytes - a[..., HOST_STATIC] - z[..., HOST_STATIC]
 
 
+def fit(space: Floats, each: Floats, most: float) -> Floats:
+    """[...] how often `each` bytes go into a space, at most `most`; rounding lets one more in rather than fewer."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times: Floats = np.where(each > 0.0, np.floor(space / each * (1.0 + 1e-12)), most)
+    return np.clip(times, 0.0, most)
+
+
+def most_in_flight(a: Floats, z: Floats, stage: Stage, m: float) -> Floats:
+    """[...] of m micro-batches, how many may be in flight in piece a beside z."""
+    room, host_room = rooms(a, z, stage)
+    most: Floats = np.minimum(fit(room, a[..., KEPT], m), fit(host_room, a[..., ON_HOST], m))
+    return most
+
+
 def bound_pairs(
     a: Floats, z: Floats, stage: Stage, m: float, head: Floats, above: Floats, way: tuple[Floats, Floats, Floats]
 ) -> Floats:
@@ -225,21 +239,17 @@ def bound_pairs(
     tail = stage.tail_ms + a[..., TAIL] + z[..., TAIL]
     pending_a, pending_z = (np.minimum(of[..., PENDING], of[..., KEPT]) for of in (a, z))
     out, far, home = way
+    most = most_in_flight(a, z, stage, m)
     with np.errstate(divide="ignore", invalid="ignore"):
-
-        def fit(space: Floats, each: Floats) -> Floats:
-            times: Floats = np.where(each > 0.0, np.floor(space / each * (1.0 + 1e-12)), m)
-            return np.clip(times, 0.0, m)
-
-        most = np.minimum(fit(room, a[..., KEPT]), fit(host_room, a[..., ON_HOST]))
         # whole backwards keep nothing; of split ones no more than fit wait when a gradient of an input has ended
-        left_a, left_z = (np.minimum(fit(room, of[..., PENDING]), m) for of in (a, z))
+        left_a, left_z = (fit(room, of[..., PENDING], m) for of in (a, z))
         done = (m - left_a) * extra_a + (m - left_z) * extra_z
         work = m * (f_a + f_z + i_a + i_z)
         after = work + np.maximum(m * (extra_a + extra_z) + tail, done + np.maximum(extra_a + tail, above))
         forwards = np.zeros_like(room)
         for n in range(1, int(m) + 1):
-            second = np.minimum(fit(np.maximum(room * (1.0 + 1e-12) - n * a[..., KEPT], 0.0), z[..., KEPT]), n)
+            left = np.maximum(room * (1.0 + 1e-12) - n * a[..., KEPT], 0.0)
+            second = np.minimum(fit(left, z[..., KEPT], m), n)
             forwards = np.where(n <= most, np.maximum(forwards, n * f_a + second * f_z), forwards)
         first_z = head + f_a + out
         first_gradient = first_z + f_z + far

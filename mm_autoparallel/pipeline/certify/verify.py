@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 
@@ -47,13 +47,13 @@ class Verification:
     """What was confirmed: all that the certificate claims. lower_bound_ms is None where it claims none.
 
     The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart) and by orders, in 10^7 by
-    prices, in 10^9 by the others.
+    prices, in 10^9 by the others; beside encoders, as that of their decoder.
     """
 
     step_ms: float
     lower_bound_ms: float | None
     gap_fraction: float | None
-    method: Proof
+    method: Proof | Literal["beside"]
     num_cuts: int
     verify_s: float
 

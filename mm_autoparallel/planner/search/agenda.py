@@ -3,7 +3,8 @@
 The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
 it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
 waits until that one is settled, and then has its bound. A named order of one chunk a stage, or a given one, is one of
-those that are tried where the order is to be found, at the same costs: it waits for that strategy.
+those that are tried where the order is to be found, at the same costs: it waits for that strategy. So does a named one
+of two chunks there and back, which runs no pairs, for that of two chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
-from mm_autoparallel.pipeline.schedules.catalog import FREE
+from mm_autoparallel.pipeline.schedules.catalog import FREE, SCHEDULES
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
 from mm_autoparallel.planner.search.arrangements import Bough
@@ -180,10 +181,10 @@ class Agenda:
             self.pipelines[number].betters.append(pipeline)
 
     def _find_betters(self, pipeline: Pipeline) -> None:
-        """Before it is built: where its order is a named or given one of one chunk, note the pipeline whose orders
-        include it. Those that became one with another are that one.
+        """Before it is built: where its order is a named or given one of one chunk, or a named one there and back, note
+        the pipeline whose orders include it. Those that became one with another are that one.
         """
-        if pipeline.num_refinements == 0 and not pipeline.betters and not pipeline.has_chunks:
+        if pipeline.num_refinements == 0 and not pipeline.betters and _may_be_found(pipeline):
             any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=FREE, orders=()), pipeline)
             pipeline.betters += [any_order] if any_order is not pipeline else []
         pipeline.betters = [better.twin or better for better in pipeline.betters]
@@ -199,6 +200,12 @@ class Agenda:
             waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()
+
+
+def _may_be_found(pipeline: Pipeline) -> bool:
+    """Whether its order is one of those that are tried where the order of so many chunks is to be found."""
+    schedule = SCHEDULES[pipeline.strategies[0].schedule]
+    return not pipeline.has_chunks or (schedule.v_shaped and not schedule.pairs)
 
 
 def _has_none(pipeline: Pipeline) -> bool:

@@ -205,7 +205,7 @@ def _list_colocated(
                     yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs))
         beside: tuple[EncoderRun, ...] = ("bubbles",) if trains else ("bubbles", "prefetch")
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
-        fits = decoder.pp > 1 and decoder.vpp == 1 and width % tp == 0
+        fits = decoder.pp > 1 and width % tp == 0
         for run in beside if fits and stack_reason(job.workload, "colocated", "bubbles") is None else ():
             for num_taken in divisors(count):
                 if num_taken * decoder.pp > count:

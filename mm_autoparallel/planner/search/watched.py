@@ -12,7 +12,8 @@ from mm_autoparallel.pipeline.placement import compile_kernels
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.compiling import samples
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import compile_v
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
 from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
@@ -26,11 +27,14 @@ from mm_autoparallel.units import format_percent
 _ENCODER = Encoder("any", (1.0,), (0.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
 
 
-def compile_search(schedules: Sequence[str] = ()) -> None:
-    """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedules: the job's."""
+def compile_search(schedules: Sequence[str] = (), max_vpp: int = 1) -> None:
+    """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedules, max_vpp: the
+    job's."""
     compile_kernels()
     if any(name and SCHEDULES[name].given_by == "placement" for name in schedules):
         compile_orders()
+        if max_vpp >= V_CHUNKS:
+            compile_v()
     with interrupted_by_signals():
         for units, _ in samples():
             bound_step(units.problem, sharpen=True)

@@ -114,6 +114,8 @@ def bound_step(
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
+        if problem.num_chunks > 1:
+            return _bound_free_v(segments, floor_ms, sharpen, should_stop, known_ms, enough_ms)
         return _bound_free(segments, floor_ms, should_stop, known_ms, enough_ms)
     if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
@@ -130,13 +132,12 @@ def bound_step(
 def _bound_free(
     segments: Segments, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
 ) -> Bound:
-    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed, or
-    a stage holds two chunks."""
+    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
     from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
-    if microbatch_classes(segments.problem)[0] or segments.problem.num_chunks > 1:
+    if microbatch_classes(segments.problem)[0]:
         return Bound(floor_ms)
     if known_ms is None or known_ms <= floor_ms:
         overflow_bytes = least_excess_bytes(segments)
@@ -161,6 +162,22 @@ def _bound_free(
         if known_ms is not None:
             return Bound(low_ms, is_partial=True)
     return Bound(low_ms)
+
+
+def _bound_free_v(
+    segments: Segments,
+    floor_ms: float,
+    sharpen: bool,
+    should_stop: Callable[[], bool],
+    known_ms: float | None,
+    enough_ms: float,
+) -> Bound:
+    """The same of two chunks a stage, there and back, in tenths of a second; work alone unless it is to be sharp."""
+    from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v
+
+    if not sharpen or microbatch_classes(segments.problem)[0]:
+        return Bound(floor_ms)
+    return bound_v(segments, floor_ms, max(floor_ms, known_ms or 0.0), enough_ms, should_stop)
 
 
 def _bound_layouts(problem: Problem, sharpen: bool, look: Look) -> Bound:

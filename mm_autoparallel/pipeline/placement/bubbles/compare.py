@@ -59,12 +59,17 @@ def _depth(tasks: Tasks, task: int) -> int:
 
 
 def chain_ms(tasks: Tasks) -> float:
-    """(M + P - 1) · an even stage's forward and backward, and all hops; see Comparison."""
+    """(M + (P - 1) / chunks) · an even stage's forward and backward, and the hops of one chunk; see Comparison.
+
+    The last stage waits for as much of the first chunk as P - 1 stages hold, and they for its last gradient.
+    """
     decoder, loads = tasks.problem.decoder, tasks.loads
     per_microbatch = float(loads.forward_ms.sum() + loads.backward_ms.sum())
     per_microbatch += float(encoder_loads_ms(tasks.problem).sum()) / decoder.num_microbatches
-    hops = float(loads.hop_forward_ms.sum() + loads.hop_backward_ms.sum())
-    return (decoder.num_microbatches + decoder.num_stages - 1) * per_microbatch / decoder.num_stages + hops
+    first, num_stages = slice(0, decoder.num_stages - 1), decoder.num_stages
+    hops = float(loads.hop_forward_ms[first].sum() + loads.hop_backward_ms[first].sum())
+    num_passes = decoder.num_microbatches + (num_stages - 1) / decoder.num_chunks
+    return num_passes * per_microbatch / num_stages + hops
 
 
 def prefetched_ms(encoder_ms: float, decoder_ms: float, projector_ms: float) -> float:

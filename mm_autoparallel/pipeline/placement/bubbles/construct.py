@@ -154,8 +154,9 @@ class _Dispatch:
     def run(self) -> list[float] | None:
         """Starts of all tasks; none where memory leaves nothing to go on with."""
         lanes = range(self.tasks.num_lanes)
+        choices = [self.choose(lane) for lane in lanes]
         for _ in range(self.tasks.num_tasks):
-            at, task = min((self.choose(lane) for lane in lanes), key=lambda each: each[0])
+            at, task = min(choices, key=lambda each: each[0])
             if task < 0:  # lanes that wait for one another: what is the most urgent goes on
                 known = [
                     (self.ranks[task], task, ready) for lane in lanes for task, ready, is_known in self.heads(lane)
@@ -164,7 +165,11 @@ class _Dispatch:
                 if not known:
                     return None
                 _, task, at = min(known)
+            num_begun = self.num_begun
             self.start(task, at)
+            touched = {self.lane[task], *(self.lane[after] for after in self.windows.successors[task])}
+            for lane in lanes if self.num_begun > num_begun and self.ahead < math.inf else touched:
+                choices[lane] = self.choose(lane)
         return self.starts
 
 

@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Callable
 
+import numpy as np
+
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, Words
 
 #: Warmth of the start and of the end of a run, in parts of the step.
@@ -15,12 +17,17 @@ WARM, COLD = 0.01, 0.0002
 def anneal(
     player: Player, words: Words, num_moves: int, target_ms: float, should_stop: Callable[[], bool], seed: int
 ) -> tuple[float, Words]:
-    """The best step and words of so many moves from `words`, which end at target_ms."""
+    """The best step and words of so many moves from `words`, which end at target_ms.
+
+    Beside a decoder of several chunks, whose letters are many and in one order, letters of encoders alone are moved.
+    """
     random_numbers = random.Random(seed)
     tasks = player.tasks
     now = words.copy()
     longest = [int((row >= 0).sum()) for row in now]
     lanes = [lane for lane, length in enumerate(longest) if len(set(now[lane, :length].tolist())) > 1]
+    moves_all = tasks.problem.decoder.num_chunks == 1
+    of_encoder = np.array([bool(tasks.owner[strand[0]] >= 0) for strand in tasks.strands])
     step_ms = best_ms = player.step_ms(now)
     best = now.copy()
     warm_ms, cold_ms = WARM * step_ms, COLD * step_ms
@@ -29,7 +36,8 @@ def anneal(
             break
         lane = random_numbers.choice(lanes)
         length = longest[lane]
-        source = random_numbers.randrange(length)
+        places = range(length) if moves_all else np.flatnonzero(of_encoder[now[lane, :length]]).tolist()
+        source = places[random_numbers.randrange(len(places))]
         reach = random_numbers.choice((1, 2, 4, length))
         target = min(length - 1, max(0, source + random_numbers.randint(-reach, reach)))
         if now[lane, source] == now[lane, target]:

@@ -12,6 +12,7 @@ from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed, read_ms
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.improve import anneal
+from mm_autoparallel.pipeline.placement.bubbles.lanes import bound_lanes
 from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
@@ -78,7 +79,7 @@ class Search:
             player, words = self._with_moves(placement, player, words)
         self.seed += 1
         if step_ms > bound_ms * (1.0 + self.gap_fraction) and num_moves:
-            moves = num_moves * tasks.num_tasks
+            moves = num_moves * (tasks.num_tasks if decoder.num_chunks == 1 else 8 * int(sum(tasks.owner >= 0)))
             step_ms, words = anneal(player, words, moves, enough_ms, self.should_stop, self.seed)
         if max(step_ms, self.least_ms) < self.step_ms:
             self.placed_bound_ms = bound_ms
@@ -145,6 +146,9 @@ class Search:
         if bound_ms >= self.step_ms:
             return np.inf
         player, bounded = Player(tasks), Player(tasks, is_limited)
+        bound_ms = bound_lanes(bounded, bound_ms, self.step_ms, self.should_stop)
+        if bound_ms >= self.step_ms * (1.0 - 1e-12):
+            return bound_ms
         for effort_s in np.array(CLOSING_EFFORTS_S) * 4.0**number:
             anything_ms = float(tasks.length_ms.sum() + tasks.lag_ms.sum() + tasks.tails_ms.sum()) + 1.0
             goal_ms = min(self.step_ms, anything_ms)
@@ -162,7 +166,10 @@ class Search:
         return bound_ms
 
     def solve(self, number: int = 0) -> None:
-        """Let CP-SAT look for better orders of the best placement, and show how far they can get."""
+        """Let CP-SAT look for better orders of the best placement, and show how far they can get, as lanes do."""
+        if self.player is not None and self.placed_bound_ms < self.step_ms and not self.is_done:
+            bound_ms = bound_lanes(self.player, self.placed_bound_ms, self.step_ms, self.should_stop)
+            self.placed_bound_ms = min(bound_ms, self.step_ms)
         for effort_s in EFFORTS_S if number == 0 else (EFFORTS_S[-1] * 4.0**number,):
             if self.player is None or self.should_stop() or self.placed_bound_ms >= self.step_ms or self.is_done:
                 return

@@ -230,6 +230,7 @@ def list_pairs(
     stages: Floats,
     only_excess: bool,
     most: float,
+    behind: float,
     rows: Ints,
     bounds: Floats,
 ) -> int:
@@ -237,8 +238,9 @@ def list_pairs(
     bounds [.], or excess bytes, as far as these arrays go.
 
     spans: [R, 2] begin and end of pieces. by_begin: [K, N + 2] the first row of each begin; by_end: [K, N + 2] the same
-    of ends, in the list ends_in [R]. sums: [4, N + 1] head and back of stage s, and prefix sums of the least forwards
-    and input gradients of segments; hops: [2, 2, K + 1] prefix sums of the least hops forward and backward.
+    of ends, in the list ends_in [R]. sums: [5, N + 1] head and back of stage s, and prefix sums of the least forwards,
+    input gradients and all work of segments; hops: [2, 2, K + 1] prefix sums of the least hops forward and backward.
+    behind: of that work, what the stages after s can take in a step below `most`.
     """
     num_stages, num_virtual = stages.shape[0], by_begin.shape[0]
     last, size = num_virtual - 1 - s, sums.shape[1] - 1
@@ -252,6 +254,8 @@ def list_pairs(
             other = ends_in[place]
             outer = spans[other, 0]
             if outer < inner or (s == num_stages - 1) != (outer == inner):
+                continue
+            if sums[4, outer] - sums[4, inner] > behind:
                 continue
             a, z = relaxed[row], relaxed[other]
             if only_excess:
@@ -294,6 +298,7 @@ def bound_states(
     stages: Floats,
     only_excess: bool,
     most: float,
+    behind: Floats,
     most_pairs: int,
     rest: Floats,
 ) -> bool:
@@ -315,7 +320,7 @@ def bound_states(
                         continue
                     n = list_pairs(
                         s, b, e, num_microbatches, relaxed, spans, by_begin, by_end, ends_in, sums[s], hops, stages,
-                        only_excess, most, rows, bounds,
+                        only_excess, most, behind[s], rows, bounds,
                     )  # fmt: skip
                     if n > most_pairs:
                         return False

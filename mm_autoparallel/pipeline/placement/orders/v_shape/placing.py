@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.pipeline.placement.orders.options import explain_excess
+from mm_autoparallel.pipeline.placement.orders.v_shape.least import excess_bound
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import list_pieces
 from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.orders.v_shape.space import Space
@@ -57,18 +57,14 @@ def place_v(
             known = search.placement if search is not None else hint
             search = VSearch(segments.problem, space, lower_ms, stop, on_better, cutoff_ms, gap_fraction)
             if known is not None:
-                search.offer(known)
+                search.adopt(known)
             search.search()
             if search.upper_ms <= most_ms:
                 search.prove()
                 return search
         elif np.isinf(most_ms):
-            excess_bytes = space.excess_bytes
-            if np.isinf(excess_bytes):
-                return infeasible_result(
-                    "host: with one micro-batch at a time every placement still exceeds a host's limit, or a device's"
-                )
-            return infeasible_result(explain_excess(excess_bytes), excess_bytes)
+            excess = excess_bound(space)
+            return infeasible_result(excess.reason, excess.overflow_bytes)
         else:
             lower_ms = max(lower_ms, most_ms)
         if most_ms >= cutoff_ms or should_stop():

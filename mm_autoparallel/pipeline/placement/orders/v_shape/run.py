@@ -14,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, FIRST_SLACK, MOST_SLACK, SLACK_FACTOR
-from mm_autoparallel.pipeline.placement.orders.figures import INPUT, KEPT, NUM_KINDS, PENDING, WEIGHT_MS, Figures
+from mm_autoparallel.pipeline.placement.orders.figures import KEPT, NUM_KINDS, PENDING, WEIGHT_MS, Figures
 from mm_autoparallel.pipeline.placement.orders.v_shape.leaf import solve_leaf
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import Pieces
 from mm_autoparallel.pipeline.placement.orders.v_shape.search import anneal_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.v_shape.space import Chosen, Space
-from mm_autoparallel.pipeline.placement.orders.v_shape.words import NUM_LETTERS, Words
+from mm_autoparallel.pipeline.placement.orders.v_shape.texts import named_words, read_word, write_word
+from mm_autoparallel.pipeline.placement.orders.v_shape.words import (
+    NUM_LETTERS,
+    Words,
+    fits_word,
+    play_words,
+    rooms_of,
+)
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -32,6 +39,8 @@ GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of a run of rules and of words at most, and for each action; warmth of their starts in parts of a stage's mean
 #: load, by turns; pairs of runs before the first proof.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_PAIRS = (3_000, 250_000), (8, 350), (0.1, 0.05), 6
+#: And in all, times actions, that one run makes, of rules and of words: some seconds of the longest pipelines.
+RUN_ACTIONS = (12_000_000, 300_000_000)
 #: Placements that local search begins with, and those that are open at once at most.
 NUM_STARTS, MOST_OPEN = 12, 24
 #: First deterministic time of CP-SAT on a placement.
@@ -128,8 +137,11 @@ class VSearch:
         return self.placement is not None and self.upper_ms <= most_ms
 
     def search(self) -> None:
-        """First runs of local search, from placements of the least bounds and from an even one."""
+        """First runs of local search, from placements of the least bounds and from an even one, under the orders that
+        have names before any."""
         starts = self._starts()
+        for start in starts:
+            self._try_named(*start)
         with ThreadPoolExecutor(1) as threads:
             for pair in range(FIRST_PAIRS if starts else 0):
                 if self.should_stop() or self.is_near:
@@ -191,7 +203,8 @@ class VSearch:
         loads = table.figures[found.rows][:, :NUM_KINDS].sum()
         warm_ms = WARMTHS[number % len(WARMTHS)] * max(1e-9, float(loads) / self.problem.num_stages)
         of_rules, of_words = (
-            max(1, min(most, each * num_actions)) for most, each in zip(MOVES, MOVES_PER_ACTION, strict=True)
+            max(1, min(most, each * num_actions, in_all // num_actions))
+            for most, each, in_all in zip(MOVES, MOVES_PER_ACTION, RUN_ACTIONS, strict=True)
         )
         place = table.figures, table.first, table.count, self.space.stages, found.boundaries, found.rows, found.words
         seed, target_ms, is_new, may_move = self._seed, self._target_ms, np.isinf(found.step_ms), number % 2 == 1
@@ -216,10 +229,51 @@ class VSearch:
                 self._best = replace(found, step_ms=step_ms)
                 self._take(placement, step_ms)
 
-    def offer(self, placement: Placement) -> None:
-        """Take a placement with its orders where it fits and is faster than the best."""
-        if placement.orders:
-            self._take(placement, self._play(placement))
+    def _try_named(self, boundaries: Ints, rows: Ints) -> None:
+        """Offer the orders that have names for this placement, where they fit."""
+        num_stages, count = self.problem.num_stages, self.problem.num_microbatches
+        figures, stages = self._table.figures[rows], self.space.stages
+        rooms, starts = np.empty((num_stages, 2)), np.empty((num_stages, NUM_LETTERS * count))
+        if self.should_stop() or not rooms_of(figures, stages, rooms):
+            return
+        position = np.empty((len(rows), NUM_KINDS, count), np.int64)
+        for words in named_words(num_stages, count):
+            both = ((figures[s], figures[len(rows) - 1 - s], *rooms[s]) for s in range(num_stages))
+            if all(fits_word(word, *of_stage) for word, of_stage in zip(words, both, strict=True)):
+                step_ms, _ = play_words(words, figures, stages, starts, position)
+                self._offer(_Best(step_ms, boundaries.copy(), rows.copy(), words.copy()))
+
+    def adopt(self, placement: Placement) -> None:
+        """Begin with a placement and its orders where it fits and is faster than the best; with its words, where its
+        pieces are among those that are listed."""
+        if not placement.orders:
+            return
+        step_ms = self._play(placement)
+        if not np.isfinite(step_ms):
+            return
+        self._take(placement, step_ms)
+        pieces, table = self.space.pieces, self._table
+        ends, lanes = pieces.segments.boundaries(placement)
+        found = [read_word(text) for text in placement.orders]
+        words, whole = [], np.zeros(self.problem.num_virtual_stages, np.bool_)
+        for s, each in enumerate(found):
+            if each is None:
+                return
+            words.append(each[0])
+            whole[s], whole[len(whole) - 1 - s] = each[1]
+        rows = []
+        for k in range(len(whole)):
+            first, count = (int(of[k, ends[k], ends[k + 1]]) for of in (table.first, table.count))
+            of = table.piece[first : first + count]
+            is_same = np.all(pieces.lanes[of] == lanes[k], axis=1)
+            is_same &= (table.is_whole[first : first + count] == whole[k]) | (
+                table.figures[first : first + count, WEIGHT_MS] == 0.0
+            )
+            if not is_same.any():
+                return
+            rows.append(first + int(np.argmax(is_same)))
+        at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
+        self._best = _Best(step_ms, at, at_rows, np.array(words))
 
     def _play(self, placement: Placement) -> float:
         """Its step; infinite where it does not fit."""
@@ -323,15 +377,3 @@ class VSearch:
         """Table rows of pieces whose backwards are split."""
         rows: Ints = np.searchsorted(self._table.piece, pieces)
         return rows
-
-
-def write_word(word: Words, is_whole: tuple[bool, bool]) -> str:
-    """A stage's order as text; is_whole: of each chunk, its backwards are whole, and weight gradients part of them."""
-    ran = [0] * NUM_LETTERS
-    texts = []
-    for letter in word.tolist():
-        chunk, kind = divmod(letter, NUM_KINDS)
-        if not (is_whole[chunk] and kind == NUM_KINDS - 1):
-            texts.append(f"{ran[letter]}{'B' if is_whole[chunk] and kind == INPUT else 'FIW'[kind]}{chunk}")
-        ran[letter] += 1
-    return " ".join(texts)

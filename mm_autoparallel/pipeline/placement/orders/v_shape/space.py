@@ -20,6 +20,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 from mm_autoparallel.pipeline.placement.orders.v_shape.bounds import bound_states, list_pairs, stage_figures
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import Pieces
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
+from mm_autoparallel.pipeline.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -62,6 +63,7 @@ class Space:
             ends_in,
         )
         self._sums, self._hops = sums, hops
+        self._behind = _loads_behind(problem, most_ms)
         self._buffer = np.empty((MAX_PAIRS, 2), np.int64), np.empty(MAX_PAIRS)
         self.rest_ms = self._bound(False)
 
@@ -71,7 +73,9 @@ class Space:
         if len(np.unique(self.pieces.virtual)) < self._num_virtual:
             return rest
         most = np.inf if only_excess else self.most_ms
-        if not bound_states(*self._of_pairs, self._sums, self._hops, self.stages, only_excess, most, MAX_PAIRS, rest):
+        behind = np.full(self._num_stages, np.inf) if only_excess else self._behind
+        others = self._sums, self._hops, self.stages, only_excess, most, behind
+        if not bound_states(*self._of_pairs, *others, MAX_PAIRS, rest):
             raise TooManyPatterns
         return rest
 
@@ -99,6 +103,7 @@ class Space:
             self.stages,
             False,
             self.most_ms,
+            float(self._behind[stage]),
             rows,
             bounds,
         )
@@ -142,12 +147,21 @@ def _edges(virtual: Ints, segment: Ints, num_virtual: int, size: int) -> Ints:
     return edges
 
 
+def _loads_behind(problem: Problem, most_ms: float) -> Floats:
+    """[P] the work, at a time factor of 1, that the stages behind each can take for one micro-batch in such a step."""
+    factors = np.array(problem.time_factors)
+    rooms_ms = np.maximum(most_ms - np.array(problem.stage_tail_ms), 0.0) * (1.0 + 1e-9) / problem.num_microbatches
+    rooms_ms = np.where(factors > 0.0, rooms_ms / np.maximum(factors, np.finfo(float).tiny), np.inf)
+    behind: Floats = np.append(np.cumsum(rooms_ms[:0:-1])[::-1], 0.0)
+    return behind
+
+
 def _sums(pieces: Pieces) -> tuple[Floats, Floats]:
-    """[P, 4, N + 1] least head and back of every stage, and prefix sums of segments' forwards and input gradients;
-    [2, K + 1] prefix sums of the least hops, forward and backward."""
+    """[P, 5, N + 1] least head and back of every stage, and prefix sums of segments' forwards and input gradients, and
+    of all their work at a time factor of 1; [2, K + 1] prefix sums of the least hops, forward and backward."""
     problem, segments, of = pieces.segments.problem, pieces.segments, pieces.relaxed.T
     num_stages, num_virtual, size = problem.num_stages, problem.num_virtual_stages, segments.num_segments + 1
-    sums, hops = np.full((num_stages, 4, size), np.inf), np.zeros((2, num_virtual + 1))
+    sums, hops = np.full((num_stages, 5, size), np.inf), np.zeros((2, num_virtual + 1))
     head, back = np.full(size, np.inf), np.full(size, np.inf)
     head[0] = back[0] = 0.0
     for k in range(num_virtual):
@@ -164,12 +178,14 @@ def _sums(pieces: Pieces) -> tuple[Floats, Floats]:
         later = np.maximum(of[WEIGHT_MS, mine] + of[TAIL_MS, mine] + problem.stage_tail_ms[k], after)
         np.minimum.at(back, last, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
     factor = min(problem.time_factors)
-    forward, gradient = [], []
+    forward, gradient, work = [], [], []
     for e in segments.flat.tolist():
         block = problem.chain[e]
         forward.append(block.forward_ms + min(0.0, *(mode.extra_forward_ms for mode in block.modes), 0.0))
         more_ms = min(0.0, *(mode.extra_backward_ms for mode in block.modes), 0.0)
         gradient.append(max(0.0, block.backward_ms - block.backward_weight_ms + more_ms))
+        work.append(forward[-1] + block.backward_ms + more_ms)
     for row, each in ((2, forward), (3, gradient)):
         sums[:, row] = factor * np.concatenate([[0.0], np.cumsum(each)])[segments.start]
+    sums[:, 4] = np.concatenate([[0.0], np.cumsum(work)])[segments.start]
     return sums, hops

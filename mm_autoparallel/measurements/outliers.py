@@ -1,4 +1,4 @@
-"""find_strays: measured steps that the same run with smaller micro-batches contradicts."""
+"""find_outliers: measured steps that the same run with smaller micro-batches contradicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from mm_autoparallel.measurements.case import MeasuredCase
 
 
-def find_strays(cases: Sequence[MeasuredCase]) -> tuple[int, ...]:
+def find_outliers(cases: Sequence[MeasuredCase]) -> tuple[int, ...]:
     """The rows that took longer than a run that differs in a smaller micro-batch alone, the bubble taken out of both.
 
     Larger micro-batches do the same work in fewer and larger operators and messages: where they were slower, something

@@ -9,9 +9,9 @@ import pytest
 
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.measurements.outliers import find_outliers
 from mm_autoparallel.measurements.predict import Prediction
 from mm_autoparallel.measurements.score import score_document, score_table
-from mm_autoparallel.measurements.strays import find_strays
 
 TABLES = Path(__file__).parents[2] / "examples" / "published_measurements"
 
@@ -31,7 +31,7 @@ def timed(case: MeasuredCase, row: int, mbs: int, measured_ms: float, vpp: int =
 
 
 @pytest.mark.parametrize(
-    ("vpp", "larger_ms", "strays"),
+    ("vpp", "larger_ms", "outliers"),
     [
         # without the bubble the smaller takes 670 x 64 / 67 = 640 ms, the larger as long at 700 x 32 / 35
         (1, 699.9, ()),
@@ -41,10 +41,10 @@ def timed(case: MeasuredCase, row: int, mbs: int, measured_ms: float, vpp: int =
         (2, 670.1, (7,)),
     ],
 )
-def test_the_bubble_is_taken_out(pipeline: MeasuredCase, vpp: int, larger_ms: float, strays: tuple[int, ...]) -> None:
+def test_the_bubble_is_taken_out(pipeline: MeasuredCase, vpp: int, larger_ms: float, outliers: tuple[int, ...]) -> None:
     smaller_ms = {1: 670.0, 2: 655.0}[vpp]
     cases = [timed(pipeline, 3, 1, smaller_ms, vpp), timed(pipeline, 7, 2, larger_ms, vpp)]
-    assert find_strays(cases) == find_strays(cases[::-1]) == strays
+    assert find_outliers(cases) == find_outliers(cases[::-1]) == outliers
 
 
 def test_other_runs_contradict_nothing(pipeline: MeasuredCase) -> None:
@@ -53,12 +53,12 @@ def test_other_runs_contradict_nothing(pipeline: MeasuredCase) -> None:
     another_shape = timed(pipeline, 2, 1, 670.0, vpp=2)
     unmeasured = MeasuredCase(**{**vars(timed(pipeline, 3, 1, 1.0)), "measured_ms": None})
     repeated = timed(pipeline, 4, 2, 670.0)
-    assert find_strays([slow, another_stack, another_shape, unmeasured, repeated]) == ()
+    assert find_outliers([slow, another_stack, another_shape, unmeasured, repeated]) == ()
 
 
 def test_runs_on_one_node_have_none_and_runs_on_many_have_ten() -> None:
-    assert find_strays(read_table(TABLES / "vtrain_single.csv")[0]) == ()
-    assert find_strays(read_table(TABLES / "vtrain.csv")[0]) == (8, 15, 29, 30, 33, 37, 41, 55, 61, 70)
+    assert find_outliers(read_table(TABLES / "vtrain_single.csv")[0]) == ()
+    assert find_outliers(read_table(TABLES / "vtrain.csv")[0]) == (8, 15, 29, 30, 33, 37, 41, 55, 61, 70)
 
 
 def test_the_rest_is_scored_apart_too(pipeline: MeasuredCase) -> None:
@@ -69,9 +69,9 @@ def test_the_rest_is_scored_apart_too(pipeline: MeasuredCase) -> None:
         [],
     )
     assert found.time is not None
-    assert found.time_without_strays is not None
+    assert found.time_without_outliers is not None
     assert found.time.mean_abs_fraction == pytest.approx((30 / 670 + 0.5) / 2)
-    assert found.time_without_strays.mean_abs_fraction == pytest.approx(30 / 670)
+    assert found.time_without_outliers.mean_abs_fraction == pytest.approx(30 / 670)
     document = score_document([found])["tables"][0]
     assert (document["strays"], document["time_without_strays"]["rows"]) == ([1], 1)
-    assert score_table("t.csv", found.predicted[:1], []).time_without_strays is None
+    assert score_table("t.csv", found.predicted[:1], []).time_without_outliers is None
