@@ -189,7 +189,7 @@ def list_meanings(content: Document) -> set[Meaning]:
         for decoder, modules in list_several(content):
             apart = sum(own.pp for own in modules if own.kind == "disaggregated")
             sizes = decoder.pp + apart, decoder.tp, decoder.dp, decoder.mbs
-            several.add(Meaning("", "", *sizes, modules=modules))
+            several.add(Meaning("", "", *sizes, vpp=decoder.vpp, modules=modules))
     batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
     world = cluster["num_nodes"] * per_node
     named = "stack" in workload
@@ -337,7 +337,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     """The oracle's document of one strategy."""
     if one.modules:
         apart = sum(own.pp for own in one.modules if own.kind == "disaggregated")
-        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs)
+        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs, one.vpp)
         return form_several(job, costs, content, sized, one.modules, Network(costs), held_once)
     stages = one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0)
     decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp)
@@ -544,7 +544,7 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
     for one in meanings:
         beside = [own for own in one.modules if own.run in ("bubbles", "prefetch")]
         if beside:
-            count, actions = batch // (one.dp * one.mbs), 2 * one.pp * (batch // (one.dp * one.mbs))
+            count, actions = batch // (one.dp * one.mbs), 2 * one.pp * one.vpp * (batch // (one.dp * one.mbs))
             frozen = {tower["name"]: not any_trains(content, tower["name"]) for tower in content["model"]["encoders"]}
             for own in beside:
                 passes = count * one.mbs * own.tp // (one.tp * own.mbs)

@@ -54,6 +54,7 @@ class Decoder:
     tp: int
     dp: int
     mbs: int
+    vpp: int = 1
 
     @property
     def world(self) -> int:
@@ -70,7 +71,8 @@ def limit(rng: random.Random, content: Document) -> None:
         zip(("num_nodes", "devices_per_node"), rng.choice(((1, 2), (1, 4), (2, 2))), strict=True)
     )
     content["workload"]["global_batch_size"] = rng.choice((2, 4, 4))
-    content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 2)
+    chunks = content["search"].get("max_vpp", 1)
+    content["model"]["text"]["layers"]["num_layers"] = 2 * chunks if chunks > 1 else rng.randint(1, 2)
     for tower in content["model"]["encoders"]:
         tower["layers"]["num_layers"] = rng.randint(1, 2)
     number = content["cluster"]["num_nodes"] * content["cluster"]["devices_per_node"]
@@ -86,12 +88,14 @@ def list_decoders(content: Document, number: int) -> list[Decoder]:
     limits, per_node = content["search"], content["cluster"]["devices_per_node"]
     layers, batch = content["model"]["text"]["layers"]["num_layers"], content["workload"]["global_batch_size"]
     return [
-        Decoder(pp, tp, number // pp // tp, mbs)
+        Decoder(pp, tp, number // pp // tp, mbs, vpp)
+        for vpp in range(1, limits.get("max_vpp", 1) + 1)
         for pp in limits.get("pp") or divisors(number)
         for tp in limits.get("tp") or divisors(number)
         for mbs in limits["mbs"]
         if number % (pp * tp) == 0
-        and pp <= layers
+        and pp * vpp <= layers
+        and (vpp == 1 or (pp > 1 and batch // (number // pp // tp) // mbs >= pp))
         and 8 % tp == 0
         and min(number, per_node) % tp == 0
         and batch % (number // pp // tp * mbs) == 0
@@ -112,7 +116,7 @@ def list_several(content: Document) -> Iterator[tuple[Decoder, tuple[Own, ...]]]
         if "disaggregated" not in kinds or (len(apart) == 1 and "colocated" not in kinds):
             continue
         for number in [n for n in range(1, world) if n <= per_node or n % per_node == 0]:
-            for decoder in list_decoders(content, number):
+            for decoder in [each for each in list_decoders(content, number) if each.vpp == 1]:
                 for numbers in _splits(world - number, len(apart)):
                     yield from _combine(decoder, _apart_options(content, decoder, apart, numbers))
 
@@ -262,7 +266,7 @@ def form_several(
     job: Job, costs: CostModel, content: Document, decoder: Decoder, owns: tuple[Own, ...], network: Any, once: Any
 ) -> Document:
     """The oracle's document. network, once: what module_layouts has to price what crosses, and what is held once."""
-    plain = Strategy(decoder.pp, decoder.tp, decoder.dp, decoder.mbs)
+    plain = Strategy(decoder.pp, decoder.tp, decoder.dp, decoder.mbs, vpp=decoder.vpp)
     second = build_problem(costs, plain)
     document, batch = problem_document(second), content["workload"]["global_batch_size"]
     text = [

@@ -177,3 +177,21 @@ def test_why_not_looks_at_a_module_for_each_too() -> None:
     assert answer.strategy.arrangement is not None
     assert [one.encoder_run for one in answer.strategy.arrangement.each][1] == "prefetch"
     assert answer.strategy.tp == 2
+
+
+def test_what_modules_hold_and_take_adds_up() -> None:
+    """By hand: vision in phases makes 24 / (4 x 3) calls, and a pass of audio takes two micro-batches of twelve."""
+    costs = CostModel(JOB)
+    problem = build_problem(costs, MIXED["phases and prefetch"])
+    vision = [b for b in build_problem(costs, Strategy(1, 2, 4, 3)).chain if b.modality == "vision"]
+    audio = [b for b in build_problem(costs, Strategy(1, 1, 8, 1)).chain if b.modality == "audio"]
+    kept = 2 * sum(b.count * b.activation_bytes for b in vision)
+    image, sound = 2.0 * 256 * 512, 2.0 * 128 * 512  # bytes of one sample's tokens, whole
+    on_first = kept + 12 * image + 12 * sound
+    elsewhere = kept + 2 * 3 * image + 2 * sound
+    assert [held.kept_bytes for held in problem.beside] == [pytest.approx(on_first), pytest.approx(elsewhere)]
+    static = sum(b.count * b.static_bytes for b in (*vision, *audio))
+    assert [held.static_bytes for held in problem.beside] == [pytest.approx(static)] * 2
+    (beside,) = problem.encoders
+    assert (beside.name, beside.microbatches_per_pass, beside.is_frozen) == ("audio", 2, True)
+    assert beside.forward_ms == (pytest.approx(sum(b.count * b.forward_ms for b in audio)),)
