@@ -6,6 +6,14 @@ from __future__ import annotations
 import pytest
 from free_jobs import compare
 
+from mm_autoparallel.planner.search.watched import compile_search
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_orders() -> None:
+    """What searches of orders run is compiled before any clock does."""
+    compile_search(("free",), 2)
+
 
 @pytest.mark.parametrize(
     "first", [1, *(pytest.param(first, marks=pytest.mark.nightly) for first in range(101, 201, 10))]

@@ -17,8 +17,15 @@ from mm_autoparallel.pipeline.placement import PlacementResult, place
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 from mm_autoparallel.pipeline.problem_file import read_problem
 from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.search.watched import compile_search
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "free_orders"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_orders() -> None:
+    """What searches of orders run is compiled before any clock does."""
+    compile_search(("free",), 2)
 
 
 def uniform(num_stages: int, num_microbatches: int, limit_bytes: float = 1e9, hop_ms: float = 0.0) -> Problem:

@@ -79,7 +79,7 @@ def test_a_v_that_is_found_goes_from_plan_to_plan(tmp_path: Path) -> None:
         assert "free" in str(refusal.value) or "VPP 2" in str(refusal.value), framework
     words = found.plan.orders[0].split()
     first, last = words.index("0F0"), next(i for i, word in enumerate(words) if word.endswith("F1"))
-    with pytest.raises(PlanError, match=r"this order never ends: stage 0 waits with 0F1 for 0F0 of stage 1"):
+    with pytest.raises(PlanError, match="this order never ends: stage 0 waits with 0F1 for"):
         set_order(found.plan, 1, " ".join(sorted(found.plan.orders[1].split(), key=lambda word: word[-1] == "0")))
     late = [word for word in words if word[1] != "W"] + [word for word in words if word[1] == "W"]
     changed = set_order(found.plan, 0, " ".join(late))
@@ -93,13 +93,15 @@ def test_no_more_than_two_chunks_are_found() -> None:
     assert reasons[1] is reasons[2] is None
 
 
-def test_named_orders_there_and_back_wait_for_the_one_that_is_found() -> None:
+def test_named_orders_there_and_back_are_among_those_that_are_found() -> None:
     result = search(job_of(["zbv", "v_half", "dualpipev", "free"], 2), num_workers=1)
-    ends = {one.strategy.schedule: one for one in result.candidates if one.strategy.vpp == 2 and one.bounded_by}
+    ends = {one.strategy.schedule: one for one in result.candidates if one.strategy.vpp == 2 and one.bound_ms}
+    least_ms = ends["free"].bound_ms or 0.0
     for name in ("zbv", "v_half"):
-        assert (ends[name].status, ends[name].was_placed) == ("dominated", False)
-        assert "its order is one of those that" in ends[name].reason
+        assert (ends[name].bound_ms or 0.0) >= least_ms * (1 - 1e-9)
     assert "one of those" not in ends["dualpipev"].reason  # which runs pairs
+    found = search(job_of("free", 2), num_workers=1, top_k=2)
+    assert result.figures.step_ms == pytest.approx(found.figures.step_ms, rel=1e-9)
 
 
 def test_a_found_order_is_never_slower_than_named_ones() -> None:

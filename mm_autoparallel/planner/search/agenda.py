@@ -3,8 +3,9 @@
 The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
 it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
 waits until that one is settled, and then has its bound. A named order of one chunk a stage, or a given one, is one of
-those that are tried where the order is to be found, at the same costs: it waits for that strategy. So does a named one
-of two chunks there and back, which runs no pairs, for that of two chunks.
+those that are tried where the order is to be found, at the same costs: it waits for that strategy. So is a named one of
+two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does not wait, for
+what is found of it is what that one begins with.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Agenda:
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
                 continue
-            unsettled = (p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction))
+            unsettled = (p for p in pipeline.betters if not (p.is_settled(cutoff_ms, gap_fraction) or is_found_v(p)))
             better = next((p for p in unsettled if not (_has_none(p) and pipeline.num_slices == 0)), None)
             if better is not None:
                 better.waiting.append(pipeline)
@@ -200,6 +201,11 @@ class Agenda:
             waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()
+
+
+def is_found_v(pipeline: Pipeline) -> bool:
+    """Whether its order, of two chunks there and back, is to be found."""
+    return pipeline.has_chunks and pipeline.strategies[0].schedule == FREE
 
 
 def _may_be_found(pipeline: Pipeline) -> bool:

@@ -35,7 +35,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.planner.search.agenda import Agenda, is_too_much
+from mm_autoparallel.planner.search.agenda import Agenda, is_found_v, is_too_much
 from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
@@ -48,6 +48,7 @@ from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.rough import rough_fraction
 from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
+from mm_autoparallel.planner.search.starts import best_start
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
@@ -300,6 +301,8 @@ class _Search:
         assert pipeline.problem is not None
         neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
         hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
+        if is_found_v(pipeline):
+            hint = best_start(pipeline, self.ranked(), hint)
         problem = pipeline.level.problem or pipeline.problem
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:

@@ -177,7 +177,8 @@ def _bound_free_v(
 
     if not sharpen or microbatch_classes(segments.problem)[0]:
         return Bound(floor_ms)
-    return bound_v(segments, floor_ms, max(floor_ms, known_ms or 0.0), enough_ms, should_stop)
+    low_ms = max(floor_ms, known_ms or 0.0)
+    return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, one_level=known_ms is not None)
 
 
 def _bound_layouts(problem: Problem, sharpen: bool, look: Look) -> Bound:

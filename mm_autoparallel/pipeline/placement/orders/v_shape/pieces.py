@@ -79,9 +79,10 @@ def list_pieces(segments: Segments, most_ms: float, should_stop: Callable[[], bo
     on should_stop."""
     mixes = Mixes(segments)
     parts: list[Pieces] = []
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
     num_rows = 0
     for k in range(segments.problem.num_virtual_stages):
-        parts.append(_pieces_of(segments, k, mixes, most_ms, should_stop))
+        parts.append(_pieces_of(segments, k, mixes, known, most_ms, should_stop))
         num_rows += len(parts[-1].virtual)
         if num_rows > MAX_ROWS:
             raise TooManyPatterns
@@ -90,8 +91,14 @@ def list_pieces(segments: Segments, most_ms: float, should_stop: Callable[[], bo
 
 
 def _pieces_of(
-    segments: Segments, virtual: int, mixes: Mixes, most_ms: float, should_stop: Callable[[], bool]
+    segments: Segments,
+    virtual: int,
+    mixes: Mixes,
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]],
+    most_ms: float,
+    should_stop: Callable[[], bool],
 ) -> Pieces:
+    """known: of stretches by their layers, the ways to run them that no other beats, and what they add."""
     problem = segments.problem
     most_load_ms = most_ms * (1.0 + 1e-9) / problem.num_microbatches
     factor = problem.time_factors[problem.stage_of[virtual]]
@@ -103,10 +110,14 @@ def _pieces_of(
     )
     num_rows = 0
     for row, stretch in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        counts, sums = mixes.fill(*stretch)
-        if len(counts) > 1:
-            best = undominated_rows(sums * [1.0, 1.0, -1.0, 1.0, 1.0])[0]
-            counts, sums = counts[best], sums[best]
+        key = mixes.before[stretch[0]], mixes.before[stretch[1]]  # of equally many layers of each group the same
+        if key not in known:
+            counts, sums = mixes.fill(*stretch)
+            if len(counts) > 1:
+                best = undominated_rows(sums * [1.0, 1.0, -1.0, 1.0, 1.0])[0]
+                counts, sums = counts[best], sums[best]
+            known[key] = counts, sums
+        counts, sums = known[key]
         num_rows += len(counts)
         if num_rows > MAX_ROWS or should_stop():
             raise TooManyPatterns
@@ -115,8 +126,13 @@ def _pieces_of(
         added.append(sums)
     at = np.concatenate(of_stretch)
     pieces = _cost(segments, virtual, begin[at], end[at], np.concatenate(lanes), np.concatenate(added))
+    return pieces_below(pieces, most_ms)
+
+
+def pieces_below(pieces: Pieces, most_ms: float) -> Pieces:
+    """Those of which a step of at most most_ms can be made."""
     load_ms = pieces.relaxed[:, [FORWARD_MS, INPUT_MS, WEIGHT_MS]].sum(axis=1)
-    return pieces.select(load_ms <= most_load_ms)
+    return pieces.select(load_ms <= most_ms * (1.0 + 1e-9) / pieces.segments.problem.num_microbatches)
 
 
 def _stretches(segments: Segments, virtual: int, most_load_ms: float) -> tuple[Ints, Ints]:

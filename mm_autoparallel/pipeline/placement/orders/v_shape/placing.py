@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.pipeline.placement.orders.v_shape.least import excess_bound
+from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v, excess_bound
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import list_pieces
 from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
 from mm_autoparallel.pipeline.placement.orders.v_shape.space import Space
@@ -17,8 +17,8 @@ from mm_autoparallel.pipeline.placement.result import PlacementResult, infeasibl
 from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Placement
 
-#: Steps below which placements are listed first, in parts of the bound of all work; then all.
-LEVELS = (1.1, 1.25, 1.6, 2.5, np.inf)
+#: Steps below which placements are looked for first, in parts of the bound of all placements; then all.
+LEVELS = (1.06, 1.25, 1.6, 2.5, np.inf)
 
 
 def place_v(
@@ -39,13 +39,17 @@ def place_v(
             search.upper_ms = min(search.upper_ms, latest_cutoff_ms())
         return should_stop()
 
-    began, least_ms = time.monotonic(), lower_ms
+    began = time.monotonic()
 
     def unknown(reason: str) -> PlacementResult:
         solve_s = time.monotonic() - began
         return PlacementResult("unknown", None, None, np.inf, lower_ms, solve_s, reason=reason, proof="orders")
 
-    for level in LEVELS:
+    least = bound_v(segments, lower_ms, lower_ms, cutoff_ms, stop)
+    if least.reason:
+        return infeasible_result(least.reason, least.overflow_bytes)
+    lower_ms = least_ms = least.step_ms
+    for level in LEVELS if lower_ms < cutoff_ms else ():
         most_ms = min(cutoff_ms, level * least_ms if np.isfinite(level) else np.inf)
         try:
             space = Space(list_pieces(segments, most_ms, stop), most_ms)

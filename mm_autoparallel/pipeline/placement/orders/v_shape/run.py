@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from mm_autoparallel.pipeline.placement.orders.v_shape.words import (
     play_words,
     rooms_of,
 )
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -39,10 +41,13 @@ GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of a run of rules and of words at most, and for each action; warmth of their starts in parts of a stage's mean
 #: load, by turns; pairs of runs before the first proof.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_PAIRS = (3_000, 250_000), (8, 350), (0.1, 0.05), 6
-#: And in all, times actions, that one run makes, of rules and of words: some seconds of the longest pipelines.
-RUN_ACTIONS = (12_000_000, 300_000_000)
+#: And in all, times actions, that one run makes, of rules and of words: a second or two of the longest pipelines.
+RUN_ACTIONS = (3_000_000, 200_000_000)
 #: Placements that local search begins with, and those that are open at once at most.
 NUM_STARTS, MOST_OPEN = 12, 24
+#: Actions of a step from which on CP-SAT has its turn once in so many (times two) of local search: building a model of
+#: them alone takes seconds. Assumed.
+MOST_ASKED, SELDOM = 8_000, 16
 #: First deterministic time of CP-SAT on a placement.
 FIRST_EFFORT_S = 0.1
 
@@ -123,6 +128,7 @@ class VSearch:
         self._best: _Best | None = None
         self._seed = 0
         self._open: list[_Leaf] = []
+        self._is_overfull = False  # placements are too many to be listed
         self._shown_ms: dict[tuple[int, ...], float] = {}  # bounds of placements, by their rows, that CP-SAT has shown
 
     @property
@@ -167,12 +173,13 @@ class VSearch:
         has_rows = bool(np.all(self._table.count[k, even[:-1], even[1:]]))
         starts = [(even, self._table.first[k, even[:-1], even[1:]].astype(np.int64))] if has_rows else []
         known: set[tuple[int, ...]] = set()
-        for chosen in self.space.list(self.space.most_ms):
-            if self.should_stop() or len(known) >= NUM_STARTS:
-                break
-            if chosen.boundaries not in known:
-                known.add(chosen.boundaries)
-                starts.append(self._begin(chosen))
+        with suppress(TooManyPatterns):
+            for chosen in self.space.list(self.space.most_ms):
+                if self.should_stop() or len(known) >= NUM_STARTS:
+                    break
+                if chosen.boundaries not in known:
+                    known.add(chosen.boundaries)
+                    starts.append(self._begin(chosen))
         return starts
 
     def _begin(self, chosen: Chosen) -> tuple[Ints, Ints]:
@@ -316,10 +323,14 @@ class VSearch:
             if least_ms >= goal_ms:
                 return True
             able = [leaf for leaf in self._open if not leaf.is_stuck]
+            if not able and self._is_overfull:
+                self.reason = "the ways to fill a stage are too many to be listed"
+                return False
             if not able and next_ms >= goal_ms:
                 self.reason = "what is left differs from the best by less than solvers can tell"
                 return False
-            if able:
+            num_actions = self.problem.num_stages * NUM_LETTERS * self.problem.num_microbatches
+            if able and (num_actions <= MOST_ASKED or number % SELDOM == 0):
                 self._ask(min(able, key=lambda leaf: (leaf.effort_s, leaf.bound_ms)), goal_ms, number)
             starts = [self._begin(leaf.chosen) for leaf in self._open] or self._starts()
             if starts and not self.should_stop():
@@ -333,9 +344,16 @@ class VSearch:
     def _list_on(self, listing: Iterator[Chosen], next_ms: float, goal_ms: float) -> float:
         """Open placements until there are enough; a bound on those that are not listed."""
         while (
-            next_ms < goal_ms and sum(not leaf.is_stuck for leaf in self._open) < MOST_OPEN and not self.should_stop()
+            next_ms < goal_ms
+            and not self._is_overfull
+            and sum(not leaf.is_stuck for leaf in self._open) < MOST_OPEN
+            and not self.should_stop()
         ):
-            chosen = next(listing, None)
+            try:
+                chosen = next(listing, None)
+            except TooManyPatterns:
+                self._is_overfull = True
+                return next_ms
             if chosen is None:
                 return self.space.most_ms
             next_ms = chosen.bound_ms

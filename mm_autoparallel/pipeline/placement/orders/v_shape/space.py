@@ -17,7 +17,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     TAIL_MS,
     WEIGHT_MS,
 )
-from mm_autoparallel.pipeline.placement.orders.v_shape.bounds import bound_states, list_pairs, stage_figures
+from mm_autoparallel.pipeline.placement.orders.v_shape.bounds import EVERY, bound_states, list_pairs, stage_figures
 from mm_autoparallel.pipeline.placement.orders.v_shape.pieces import Pieces
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.problem import Problem
@@ -25,8 +25,9 @@ from mm_autoparallel.pipeline.problem import Problem
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Pairs of pieces that one stage may have with the same segments left, beyond which nothing is bounded.
-MAX_PAIRS = 200_000
+#: Pairs of pieces that one stage may have with the same segments left, beyond which they are not listed; and pairs of
+#: all stages, beyond which nothing is bounded: some seconds.
+MAX_PAIRS, MAX_LOOKED = 200_000, 50_000_000
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Space:
         most = np.inf if only_excess else self.most_ms
         behind = np.full(self._num_stages, np.inf) if only_excess else self._behind
         others = self._sums, self._hops, self.stages, only_excess, most, behind
-        if not bound_states(*self._of_pairs, *others, MAX_PAIRS, rest):
+        if not bound_states(*self._of_pairs, *others, MAX_LOOKED, rest):
             raise TooManyPatterns
         return rest
 
@@ -91,7 +92,8 @@ class Space:
         return float(self._bound(True)[0, 0, -1])
 
     def pairs(self, stage: int, begin: int, end: int) -> tuple[Ints, Floats]:
-        """Rows [n, 2] and bounds [n] of the pairs with which `stage` goes on from segments [begin, end)."""
+        """Rows [n, 2] and bounds [n] of the pairs with which `stage` goes on from segments [begin, end). Raises
+        TooManyPatterns."""
         rows, bounds = self._buffer
         found = list_pairs(
             stage,
@@ -104,13 +106,19 @@ class Space:
             False,
             self.most_ms,
             float(self._behind[stage]),
+            EVERY,
+            self.rest_ms[stage],
+            np.zeros(1, np.int64),
             rows,
             bounds,
         )
+        if found > len(bounds):
+            raise TooManyPatterns
         return rows[:found].copy(), bounds[:found].copy()
 
     def list(self, most_ms: float) -> Iterator[Chosen]:
-        """Placements below most_ms in order of their bound; of equal bounds the longest beginning goes on first."""
+        """Placements below most_ms in order of their bound; of equal bounds the longest beginning goes on first. Raises
+        TooManyPatterns."""
         size = self.pieces.segments.num_segments
         number = 0
         waiting: list[tuple[float, int, int, float, tuple[int, int], tuple[tuple[int, int], ...]]] = []
