@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +123,6 @@ SMALL: dict[str, Any] = {
     "vision_config": {"depth": 3, "embed_dim": 128, "hidden_size": 256, "num_heads": 8, "mlp_ratio": 4},
 }
 """Qwen2-VL, small: its layers are wide enough for what is kept of each token beside its state to be small."""
-
-
-def as_shipped(entries: Iterable[TracedEntry]) -> tuple[TracedEntry, ...]:
-    """Without what the shipped traces, which are older, do not say."""
-    return tuple(entry.model_copy(update={"kept_for_weight_bytes": None}) for entry in entries)
 
 
 def job_of(document: dict[str, Any], seq_length: int = 48, images: int = 2, **workload: Any) -> Job:

@@ -155,7 +155,6 @@ def price_entry(entry: TracedEntry, rates: Rates, times: OperatorTimes | None = 
         recompute_ms=phase_ms("recompute") if recomputed else None,
         parameter_count=float(entry.parameter_count),
         output_bytes=None if entry.output_bytes is None else float(entry.output_bytes),
-        kept_for_weight_bytes=None if entry.kept_for_weight_bytes is None else float(entry.kept_for_weight_bytes),
         coverage=None if times is None else cover(entry.operators, rates, times),
     )
 

@@ -120,8 +120,7 @@ class TracedEntry(Noun):
     tokens, spans: as in ProfileEntry. sequence_parallel: norms, residuals and boundaries are divided by tp. parameter_
     and gradient_bytes: as the model itself holds them. forward_ and backward_transient_bytes: the most that is alive in
     either pass beyond what stays. recompute_transient_bytes: the same of a backward that recomputes the block first,
-    what it restores included; None where that was not traced. kept_for_weight_bytes: as in ProfileEntry, None where an
-    older trace or torch does not say.
+    what it restores included; None where that was not traced.
     """
 
     kind: Name
@@ -139,7 +138,6 @@ class TracedEntry(Noun):
     forward_transient_bytes: Bytes
     backward_transient_bytes: Bytes
     recompute_transient_bytes: Bytes | None = None
-    kept_for_weight_bytes: Bytes | None = None
     operators: tuple[TracedOperator, ...]
 
     @property

@@ -45,7 +45,6 @@ class Figures:
     backward_transient_bytes: int
     recompute_transient_bytes: int | None
     operators: tuple[TracedOperator, ...]
-    kept_for_weight_bytes: int | None = None
 
 
 def trace_blocks(
@@ -143,7 +142,6 @@ def trace_stack(
             _run_layer(stack, recorder, "inputs ", inputs_only=True)
         if stack.has_backward and recompute:
             _run_layer(stack, recorder, "recomputed ", checkpointed=True)
-    left_bytes = round(stack.count_bytes_for_weights(kept)) if stack.may_split else None
     backward = recorder.tally("backward")
     recomputed = recorder.tally("recomputed backward")
     return Figures(
@@ -159,7 +157,6 @@ def trace_stack(
         operators=list_phases(
             recorder.tally("forward"), backward, recorder.tally("inputs backward"), recomputed.beyond(backward)
         ),
-        kept_for_weight_bytes=min(left_bytes, activation_bytes) if left_bytes is not None else None,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tracing_jobs import DOCUMENTS, as_shipped, job_of, trace_job  # noqa: E402
+from tracing_jobs import DOCUMENTS, job_of, trace_job  # noqa: E402
 
 from mm_autoparallel.cli.profile import read_huggingface_job  # noqa: E402
 from mm_autoparallel.model.blocks.expand import expand  # noqa: E402
@@ -147,7 +147,6 @@ def test_a_layer_of_llama_keeps_what_its_code_says() -> None:
     entry = trace_job(DOCUMENTS["llama"], job_of(DOCUMENTS["llama"], n))["text_layer"]
     assert entry.activation_bytes == 2 * norm + attention + feed_forward
     assert entry.checkpoint_bytes == entry.output_bytes == e * n * h
-    assert entry.kept_for_weight_bytes == entry.activation_bytes  # torch holds its graph, and gradients that wait
 
 
 def test_a_recomputed_layer_runs_again_what_its_backward_needs() -> None:
@@ -187,4 +186,4 @@ def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
     found = trace_configuration(subject, job, Configuration(2, 1, job.workload), recompute=True)
     if stale_software(shipped.software, software_versions()):
         pytest.skip(f"shipped traces are of {shipped.software}")
-    assert as_shipped(found) == shipped.entries
+    assert tuple(found) == shipped.entries
