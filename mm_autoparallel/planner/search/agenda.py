@@ -135,7 +135,7 @@ class Agenda:
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
             else:
-                pipeline.refine(cutoff_ms, should_stop)
+                pipeline.refine(should_stop)
             if pipeline.twin is None:
                 self.push(pipeline)
         return None

@@ -146,10 +146,10 @@ class Pipeline:
         """Be one with another pipeline of the same problem."""
         self.twin, twin.strategies = twin, sorted(twin.strategies + self.strategies, key=strategy_key)
 
-    def refine(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
-        """Raise the bound by the next of the better ones, as far as is of interest; it may show that nothing fits."""
+    def refine(self, should_stop: Callable[[], bool]) -> None:
+        """Raise the bound by the next of the better ones, which may show that nothing fits."""
         assert self.problem is not None
-        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms, cutoff_ms)
+        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms)
         self.num_refinements += not bound.is_partial
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason

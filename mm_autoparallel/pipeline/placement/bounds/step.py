@@ -121,7 +121,7 @@ def bound_step(
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
         if problem.num_chunks > 1:
-            return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, enough_ms)
+            return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look)
         bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look)
     except Stopped:
         return Bound(floor_ms)
