@@ -18,6 +18,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement import place
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns
+from mm_autoparallel.pipeline.placement.result import Known
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.simulate.graph import full_graph
@@ -160,3 +161,17 @@ def test_stages_that_could_hold_too_much_are_given_up_after_a_bounded_number_of_
     graph = full_graph("interleaved_1f1b", 2, 4, 16)
     with pytest.raises(TooManyPatterns):
         list_patterns(segments, graph, 0, max_load_ms=360.0, min_load_ms=360.5)
+
+
+@pytest.mark.parametrize("name", ["512_8k_swap", "512_4k"])
+def test_what_is_known_is_not_shown_again(name: str) -> None:
+    """From a bound that the caller has, placing goes on: to the same step, and to no bound above it."""
+    problem = taylor_case(name)[0]
+    best = place(problem)
+    for known_ms in (0.9 * best.step_ms, best.lower_bound_ms):
+        result = place(problem, known=Known(lower_ms=known_ms))
+        assert result.status == "optimal"
+        assert result.step_ms == pytest.approx(best.step_ms, rel=1e-5)
+        assert known_ms <= result.lower_bound_ms <= result.step_ms
+    beyond = place(problem, cutoff_ms=0.95 * best.step_ms, known=Known(lower_ms=0.95 * best.step_ms))
+    assert (beyond.status, beyond.placement) == ("dominated", None)

@@ -39,6 +39,8 @@ THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 MOST_MIXED_STAGES = 32
 #: The linear program's share of its work where mixtures work without light blocks, and layers have one mode (assumed).
 BESIDE_THINNED_FRACTION = 0.1
+#: Tasks of the first look where others found the step that is to be beaten: some tenths of a second (assumed).
+FIRST_TASKS = 50_000_000
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
 STALE_FRACTION = 5e-4
 #: Of what lies between bound and best step: so much below the best, a second search beside the mixtures looks for
@@ -276,6 +278,11 @@ def _mix_thinned(run: Run, work: Work) -> None:
                 raise TooManyPatterns  # mixtures say no more of what is left
 
 
+def _look_first(run: Run, work: Work) -> None:
+    """The same for a while, before anything is looked for: what is refuted below the best of others needs no search."""
+    _mix_thinned(run, work._replace(split_tasks=FIRST_TASKS))
+
+
 def _dive(run: Run, dive: SplitSearch | None, target_ms: float, num_tasks: int) -> SplitSearch | None:
     """The search beside the mixtures, or a new one, after so many tasks more; None where stages could hold too much."""
     if dive is None:
@@ -324,6 +331,12 @@ METHODS = (
         "prices",
         lambda run: run.is_whole and run.has_chunks and run.has_step and not (run.segments.is_plain and run.mixes),
         _relax,
+    ),
+    Method(
+        "first look",
+        "mixtures",
+        lambda run: run.round_number == 0 and run.best is None and run.has_step and run.can_thin and not run.done,
+        _look_first,
     ),
     Method("annealing", "none", lambda run: not run.segments.has_layouts, _anneal),
     Method("least overflow", "none", lambda run: not run.has_step and not run.segments.has_layouts, _fit),

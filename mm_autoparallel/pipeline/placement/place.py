@@ -12,12 +12,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
-from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
+from mm_autoparallel.pipeline.placement.result import (
+    NOTHING_KNOWN,
+    OPTIMAL_GAP_FRACTION,
+    Known,
+    PlacementResult,
+    Status,
+    infeasible_result,
+)
 from mm_autoparallel.pipeline.placement.run import Run, rounds
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
@@ -40,7 +46,7 @@ def place(
     hint: Placement | None = None,
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
     methods: Sequence[Method] = METHODS,
-    first_cuts: Sequence[Cut] = (),
+    known: Known = NOTHING_KNOWN,
 ) -> PlacementResult:
     """The fastest placement of `problem` that fits its memory, with a bound on all others.
 
@@ -50,8 +56,8 @@ def place(
     the best. on_better: called with each better placement and its step.
     hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
     reached meanwhile; a placement found before may then be above it, and is still told. methods: those that may be
-    used, in their order; where some are left out, a search without a limit may have no end. first_cuts: paths of the
-    same graph that are known.
+    used, in their order; where some are left out, a search without a limit may have no end. known: what placing
+    goes on from.
     Raises JobError where the problem contradicts itself (pins against the order).
     """
     if problem.encoders:
@@ -88,7 +94,8 @@ def place(
         on_better=on_better,
         gap_fraction=gap_fraction,
         upper_ms=cutoff_ms,
-        cuts=list(first_cuts),
+        lower_ms=known.lower_ms,
+        cuts=list(known.cuts),
     )
     if hint is not None:
         run.offer(hint)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,16 @@ from mm_autoparallel.pipeline.simulate.step import Timeline
 OPTIMAL_GAP_FRACTION = 1e-5
 
 Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
+
+
+class Known(NamedTuple):
+    """What is known of a problem before it is placed. cuts: paths of its graph; lower_ms: no placement takes less."""
+
+    cuts: Sequence[Cut] = ()
+    lower_ms: float = 0.0
+
+
+NOTHING_KNOWN = Known()
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 
 from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.placement.result import Known
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.solve.known_paths import KnownPaths
 
@@ -23,7 +24,8 @@ Noun = TypeVar("Noun")
 
 @dataclass(frozen=True)
 class Task:
-    """Place `problem`. number: names the task. The others are what `place` takes."""
+    """Place `problem`, of which no placement is below known_ms. number: names the task. The others are what `place`
+    takes."""
 
     number: int
     problem: Problem
@@ -31,6 +33,7 @@ class Task:
     gap_fraction: float
     time_limit_s: float
     hint: Placement | None = None
+    known_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def solve(
         gap_fraction=task.gap_fraction,
         hint=task.hint,
         latest_cutoff_ms=latest_cutoff_ms,
-        first_cuts=known_paths.of(task.problem) if known_paths else (),
+        known=Known(known_paths.of(task.problem) if known_paths else (), task.known_ms),
     )
     if known_paths:
         known_paths.keep(task.problem, result.cuts)

@@ -57,6 +57,7 @@ class Agenda:
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
+        self._has_favourites = False
 
     def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool]) -> None:
         """Take a strategy of the space: where it is lawful, it will be looked at."""
@@ -102,13 +103,17 @@ class Agenda:
                 continue
             if not self._heap and not self._take_up_again(cutoff_ms):
                 return None
+            if not self._has_favourites and self.pipelines[self._heap[0][-1]].has_chunks:
+                self._favour()
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
             self._find_betters(pipeline)
             pipeline.learn_from_betters()
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
                 continue
-            unsettled = (p for p in pipeline.betters if not (p.is_settled(cutoff_ms, gap_fraction) or is_found_v(p)))
+            unsettled = (
+                p for p in pipeline.betters if not (p.given_up or p.is_closed(cutoff_ms, gap_fraction) or is_found_v(p))
+            )
             better = next((p for p in unsettled if not (_has_none(p) and pipeline.num_slices == 0)), None)
             if better is not None:
                 better.waiting.append(pipeline)
@@ -135,10 +140,28 @@ class Agenda:
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
             else:
-                pipeline.refine(should_stop)
+                pipeline.refine(cutoff_ms, should_stop)
             if pipeline.twin is None:
                 self.push(pipeline)
         return None
+
+    def _favour(self) -> None:
+        """Once the turn of several chunks has come: those of the sizes that are best with one chunk come first, for a
+        good plan rules out much, and bounds tell little of which has one."""
+        ranked = (p for p in self.pipelines if p.placement is not None and not p.has_chunks)
+        best = min(ranked, key=lambda p: p.rank_ms, default=None)
+        if best is None:
+            return
+        self._has_favourites = True
+        known = best.strategies[0]
+        for pipeline in self.pipelines:
+            strategy = pipeline.strategies[0]
+            is_kin = replace(known, vpp=strategy.vpp, schedule=strategy.schedule) == strategy
+            if pipeline.has_chunks and is_kin and pipeline.rank in self._heap:
+                self._heap.remove(pipeline.rank)
+                pipeline.is_favoured = True
+                self._heap.append(pipeline.rank)
+        heapq.heapify(self._heap)
 
     def set_aside(self, pipeline: Pipeline, cutoff_ms: float) -> None:
         """It was given up while cutoff_ms was the best known: those that wait for it go on."""

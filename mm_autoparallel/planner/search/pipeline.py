@@ -57,9 +57,10 @@ class Pipeline:
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher
     by overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
-    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked. betters:
-    pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps waiting, as
-    one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it died.
+    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked. is_favoured:
+    placed before others of several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound
+    it has. waiting: those that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it.
+    given_up: every process that placed it died.
     cutoff_ms: the cutoff when it was closed.
     """
 
@@ -95,6 +96,7 @@ class Pipeline:
     is_probing: bool = False
     floor_ms: dict[float, float] = field(default_factory=dict)
     promised_ms: float = 0.0
+    is_favoured: bool = False
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None
     waiting: list[Pipeline] = field(default_factory=list)
@@ -125,7 +127,8 @@ class Pipeline:
         """The least is next: first turns, then what is bound without placing, then what holds the space down."""
         late = self.is_dear or bool((of := self.strategies[0].arrangement) and of.is_hard)
         if not self.num_unfinished:
-            return (0, late, max(self.bound_ms, self.promised_ms), self.number)
+            at_ms = 0.0 if self.is_favoured and not self.num_slices else max(self.bound_ms, self.promised_ms)
+            return (0, late, at_ms, self.number)
         return (1 if self.has_chunks and self.level.has_turns(True) else 2, late, self.bound_ms, self.number)
 
     @property
@@ -146,10 +149,10 @@ class Pipeline:
         """Be one with another pipeline of the same problem."""
         self.twin, twin.strategies = twin, sorted(twin.strategies + self.strategies, key=strategy_key)
 
-    def refine(self, should_stop: Callable[[], bool]) -> None:
-        """Raise the bound by the next of the better ones, which may show that nothing fits."""
+    def refine(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
+        """Raise the bound by the next of the better ones, as far as is of interest; it may show that nothing fits."""
         assert self.problem is not None
-        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms)
+        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms, cutoff_ms)
         self.num_refinements += not bound.is_partial
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
@@ -360,7 +363,8 @@ class Pipeline:
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         is_sharp = self.is_dear and self.is_refined
-        bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=min(cutoff_ms, self.rank_ms))
+        enough_ms = min(cutoff_ms, self.rank_ms)
+        bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=enough_ms, settles=is_sharp)
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:
@@ -382,10 +386,6 @@ class Pipeline:
         one is known."""
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
         return self.infeasible or max(self.betters_ms, self.within_ms) >= keep * min(cutoff_ms, self.rank_ms)
-
-    def is_settled(self, cutoff_ms: float, gap_fraction: float) -> bool:
-        """Whether no more will become known of it."""
-        return self.given_up or self.is_closed(cutoff_ms, gap_fraction)
 
     def close(self, cutoff_ms: float) -> None:
         """Note what the cutoff was, and forget the problem unless a placement of it was found."""

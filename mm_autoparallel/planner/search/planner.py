@@ -314,7 +314,8 @@ class _Search:
             time_limit_s, self.is_last_lap = np.inf, True
         if np.isfinite(pipeline.level.fill_fraction):
             time_limit_s = level_slice_s(time_limit_s, pipeline.level.slice_s, self.elapsed_s, self.left_s)
-        return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
+        within_s = min(time_limit_s, self.left_s)
+        return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, within_s, hint, pipeline.within_ms)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""

@@ -37,9 +37,12 @@ def compile_search(schedules: Sequence[str] = (), max_vpp: int = 1) -> None:
             compile_v()
     with interrupted_by_signals():
         for units, _ in samples():
-            bound_step(units.problem, sharpen=True)
-            if units.problem.num_chunks == 1:
-                bound_step(replace(units.problem, encoders=(_ENCODER,)))
+            problem = units.problem
+            bound = bound_step(problem, sharpen=True)
+            bound_step(problem, sharpen=True, enough_ms=1.01 * bound.step_ms, settles=True)
+            bound_step(replace(problem, memory_limit_bytes=(0.0,) * problem.num_stages))
+            if problem.num_chunks == 1:
+                bound_step(replace(problem, encoders=(_ENCODER,)))
 
 
 def check_watched(

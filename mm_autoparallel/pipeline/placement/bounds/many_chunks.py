@@ -8,93 +8,69 @@ to find room somewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.bounds.bound import (
     ANY_STEP_MS,
     Bound,
     Look,
-    available_bytes,
-    available_host_bytes,
     least_step,
     overfull,
     overfull_host,
 )
-from mm_autoparallel.pipeline.placement.bounds.main_kind import (
-    MainKind,
-    fullest_moments,
-    least_excess,
-    least_freed,
-    least_total,
-    main_kind,
-)
-from mm_autoparallel.pipeline.placement.bounds.options import least_cost, most_layers, options_of
-from mm_autoparallel.pipeline.placement.paths.average_path import AveragePath, average_path
+from mm_autoparallel.pipeline.placement.bounds.chunk_counts import Counts, Mixture, Place, divide
+from mm_autoparallel.pipeline.placement.bounds.main_kind import least_excess, main_kind
+from mm_autoparallel.pipeline.placement.bounds.settled_counts import settle_places
 from mm_autoparallel.pipeline.placement.segments import Segments
-from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
-Floats = NDArray[np.float64]
-Place = int | None
-"""The virtual stage that has the first layer of the main kind; None: any, and any stage may be without one."""
-
-#: Mixtures are looked for with work from each such part of a row of virtual stages on (assumed).
-PARTS_OF_ROW = 4
-#: What a mixture is looked for is rounded to so many digits, so that one serves many problems; it bounds all of them.
-DIGITS = 2
 #: The bytes that do not fit are told this closely; the lower end counts.
 EXCESS_PRECISION_FRACTION = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """Blocks by their place in the chain. main: one of the main kind, which has num_layers. pinned: others that must
-    lie on one stage, with that stage; free: those that need not. places: of the first layer of the main kind.
-    num_after: layers of other kinds that follow the last.
-    """
-
-    main: int
-    num_layers: int
-    pinned: tuple[tuple[int, int], ...]
-    free: tuple[int, ...]
-    places: tuple[Place, ...]
-    num_after: int
+#: Counts are settled where mixtures end at this share of what is enough or above: they add some hundredths (assumed).
+NEAR_FRACTION = 0.92
 
 
 def bound_many_chunks(
-    problem: Problem, segments: Segments, least_scale: float, floor_ms: float, sharpen: bool, look: Look
+    problem: Problem,
+    segments: Segments,
+    least_scale: float,
+    floor_ms: float,
+    sharpen: bool,
+    look: Look,
+    enough_ms: float | None = None,
 ) -> Bound:
     """The bound of a problem with several chunks a stage, at least `floor_ms`.
 
     segments: of the problem with every micro-batch the mean of its own. least_scale: the least factor of a block's
     times on any micro-batch, relative to that mean. sharpen: bound every place of the first layer of the main kind by
-    itself, and use mixtures of paths as well. Raises what `look` does.
+    itself, and use mixtures of paths as well. enough_ms: then settle the counts of layers on each stage too, up to that
+    step; None: do not. Raises what `look` does.
     """
     if all(block.pinned for block in problem.chain):
         return Bound(floor_ms)
-    chain = _divide(problem, segments)
+    chain = divide(problem, segments)
     of = main_kind(problem, problem.chain[chain.main], chain.num_layers, chain.pinned)
     excess_bytes = float(least_excess(of))
     if excess_bytes > 0.0:
         return overfull(problem, excess_bytes, None, exact=False)
-    counts = _Counts(problem, segments, chain, of, least_scale)
+    counts = Counts(problem, segments, chain, of, least_scale)
     if not any(counts.can_hold(place, 0.0) for place in chain.places):
         return overfull(problem, _find_excess(counts), None, exact=False)
     if not of.is_still.all() and not counts.has_room(None, ANY_STEP_MS):
         roomy = of._replace(moved_bytes=np.zeros_like(of.moved_bytes), is_still=np.ones_like(of.is_still))
         unlimited = replace(problem, host_limit_bytes=())
-        if _Counts(unlimited, segments, chain, roomy, least_scale).has_room(None, ANY_STEP_MS):
+        if Counts(unlimited, segments, chain, roomy, least_scale).has_room(None, ANY_STEP_MS):
             return overfull_host(problem)
     bound = least_step(floor_ms, lambda step_ms: counts.has_room(None, step_ms), look)
-    return _sharpen(counts, bound, look) if sharpen else bound
+    if enough_ms is not None and microbatch_classes(problem)[0]:
+        enough_ms = None
+    return _sharpen(counts, bound, look, enough_ms) if sharpen else bound
 
 
-def _find_excess(counts: _Counts) -> float:
+def _find_excess(counts: Counts) -> float:
     """By how many bytes some stage exceeds its limit in every placement, at least."""
     low, high = 0.0, 1.0
     while not any(counts.can_hold(place, high) for place in counts.chain.places):
@@ -108,15 +84,17 @@ def _find_excess(counts: _Counts) -> float:
     return low
 
 
-def _sharpen(counts: _Counts, bound: Bound, look: Look) -> Bound:
-    """The least bound of all places; the one that has it gets a mixture of its own, until it has had that."""
-    mixtures: dict[int, _Mixture | None] = {}
+def _sharpen(counts: Counts, bound: Bound, look: Look, enough_ms: float | None) -> Bound:
+    """The least bound of all places; the one that has it gets a mixture of its own, until it has had that. Then, with
+    enough_ms not far above, of all counts that stages can have."""
+    mixtures: dict[int, Mixture | None] = {}
     places = [p for p in counts.chain.places if counts.can_hold(p, 0.0) and counts.has_room(p, ANY_STEP_MS)]
+    known_ms: dict[Place, float] = dict.fromkeys(places, bound.step_ms)
     best_ms, at = np.inf, next(iter(places), None)
     while places:
         begin = counts.begin_of(at)
         if begin in mixtures:
-            return replace(bound, step_ms=max(bound.step_ms, best_ms))
+            break
         mixtures[begin] = counts.mix(begin)
         best_ms = np.inf
         for place in [at, *(other for other in places if other != at)]:
@@ -124,270 +102,9 @@ def _sharpen(counts: _Counts, bound: Bound, look: Look) -> Bound:
             is_possible = counts.condition(place, mixture)
             if is_possible(min(best_ms, ANY_STEP_MS)):
                 best_ms, at = least_step(bound.step_ms, is_possible, look).step_ms, place
+            known_ms[place] = max(known_ms[place], best_ms)
         if np.isinf(best_ms):
-            break
-    return bound
-
-
-def _divide(problem: Problem, segments: Segments) -> _Chain:
-    """The chain by its main kind: the movable layers with the most work."""
-    chain = problem.chain
-    loads_ms = [block.count * (block.forward_ms + block.backward_ms) for block in segments.problem.chain]
-    main = max((e for e, block in enumerate(chain) if not block.pinned), key=lambda e: loads_ms[e])
-    kind = replace(chain[main], name="", count=0)
-    others = [e for e, block in enumerate(chain) if replace(block, name="", count=0) != kind]
-    ours = [e for e in range(len(chain)) if e not in others]
-    layers = {e: chain[e].count for e in others if chain[e].layer}
-    together = chain[main].layer and not any(ours[0] < e < ours[-1] for e in layers)
-    num_before = sum(count for e, count in layers.items() if e < ours[0])
-    stage_of = {"first": 0, "last": problem.num_stages - 1, None: -1}
-    return _Chain(
-        main=main,
-        num_layers=sum(chain[e].count for e in ours),
-        pinned=tuple((e, stage_of[chain[e].pinned]) for e in others if chain[e].pinned),
-        free=tuple(e for e in others if not chain[e].pinned),
-        places=tuple(range(min(num_before + 1, problem.num_virtual_stages))) if together else (None,),
-        num_after=sum(count for e, count in layers.items() if e > ours[-1]),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Mixture:
-    """A mixture of paths for work from virtual stage `begin` on, and what all else than the main kind adds to it."""
-
-    begin: int
-    path: AveragePath
-    fixed_ms: float
-
-
-class _Counts:
-    """What stages of n layers of the main kind take, by the place of the first."""
-
-    def __init__(self, problem: Problem, segments: Segments, chain: _Chain, of: MainKind, least_scale: float) -> None:
-        """segments: of the mean micro-batch. least_scale: as in `bound_many_chunks`."""
-        self.chain, self._problem, self._segments = chain, problem, segments
-        blocks, num_stages, factors = segments.problem.chain, problem.num_stages, problem.time_factors
-        self._factors = np.array(factors)
-        # [P, N + 1] layers, or bytes, that must be freed at least; below 0 where that many do not fit
-        self._freed_count = least_freed(of, len(blocks[chain.main].modes) < 2)
-        moments = fullest_moments(problem.schedule, num_stages, problem.num_chunks, problem.num_microbatches)
-        self._moments = [(rows, [self._room_of(s, row) for row in rows]) for s, rows in enumerate(moments)]
-        self._host_bytes = np.full(num_stages, np.inf)
-        if problem.host_limit_bytes:
-            self._host_bytes = available_host_bytes(problem)
-        loads_ms = [problem.num_microbatches * (block.forward_ms + block.backward_ms) for block in blocks]
-        self._pinned_ms = np.zeros(num_stages)  # work in the whole step
-        for e, stage in chain.pinned:
-            self._pinned_ms[stage] += blocks[e].count * loads_ms[e] * factors[stage]
-        self._free_ms = sum(blocks[e].count * loads_ms[e] for e in chain.free) * min(factors)
-        begin = segments.start[segments.first[:num_stages]]  # no stage's first chunk begins earlier
-        latency_ms = np.zeros(num_stages)
-        if num_stages > 1:
-            latency_ms[1:] = np.cumsum(problem.p2p_ms[: num_stages - 1])
-        least_factor = np.minimum.accumulate([factors[0], *factors[:-1]])  # of the stages before
-        forward_before_ms = least_scale * segments.forward_ms[begin] * least_factor + latency_ms
-        # [P] what a stage's first forward and last backward wait for; and the larger sum over all stages, of that or of
-        # what comes before their forwards and after their work
-        self._before_ms = forward_before_ms + least_scale * segments.backward_ms[begin] * least_factor
-        tails_ms = float(segments.tail_ms[-1]) + sum(problem.stage_tail_ms)
-        self._taken_ms = max(float(self._before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
-        self._works_ms: dict[Place, Floats] = {}
-        self._least: dict[tuple[int, int, int], Floats] = {}
-        self._most: dict[tuple[int, int, float], float] = {}
-
-    def _room_of(self, stage: int, in_flight: Floats) -> float:
-        """Bytes that pinned blocks, and what passes beside a layer, leave on a stage with so many micro-batches."""
-        problem, last = self._problem, self._problem.num_chunks - 1
-        room_bytes = float(available_bytes(problem)[stage]) - problem.chain[self.chain.main].transient_bytes
-        for e, at in self.chain.pinned:
-            if at == stage:
-                block = problem.chain[e]
-                kept_bytes = min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
-                chunk = 0 if block.pinned == "first" else last
-                room_bytes -= block.count * (block.static_bytes + float(in_flight[chunk]) * kept_bytes)
-        return room_bytes
-
-    def can_hold(self, place: Place, excess_bytes: float) -> bool:
-        """Whether limits that much higher could hold all layers of the main kind, if the first lies there; True where
-        that is unknown."""
-        if place is None:
-            return True
-        total = 0.0
-        for s in range(self._problem.num_stages):
-            key = (s, self._num_without(s, place), excess_bytes)
-            if key not in self._most:
-                self._most[key] = self._most_layers(*key)
-            if self._most[key] < 0.0:
-                return False
-            total += self._most[key]
-        return total >= self.chain.num_layers
-
-    def _most_layers(self, stage: int, num_without: int, excess_bytes: float) -> float:
-        """How many layers of the main kind fit on a stage at most, below 0 where not even those that must be."""
-        options = options_of(self._problem.chain[self.chain.main])
-        chunks, moments = self._chunks(stage, num_without), zip(*self._moments[stage], strict=True)
-        return min(most_layers(options, row, *chunks, room + excess_bytes) for row, room in moments)
-
-    def _num_without(self, stage: int, place: Place) -> int:
-        """How many first chunks of a stage have no layer of the main kind; -1: any may."""
-        num_stages, num_chunks = self._problem.num_stages, self._problem.num_chunks
-        return -1 if place is None else min(num_chunks, max(0, -((stage - place) // num_stages)))
-
-    def _chunks(self, stage: int, num_without: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[C] chunks of a stage that may have layers of the main kind, and those that must have one."""
-        chunk = np.arange(self._problem.num_chunks)
-        is_allowed = chunk >= num_without
-        last = self._problem.num_virtual_stages - self.chain.num_after
-        is_needed = is_allowed & (chunk * self._problem.num_stages + stage < last) & (num_without >= 0)
-        return is_allowed, is_needed
-
-    # ----------------------------------------------------------------------------------------------------------- work
-
-    def has_room(self, place: Place, step_ms: float) -> bool:
-        """Whether the stages can take all work within `step_ms` (`stage`, summed over all stages)."""
-        works_ms = self._works_at(place)
-        work_ms = self._free_ms + float(least_total(works_ms, works_ms, step_ms - self._before_ms))
-        return work_ms <= len(self._before_ms) * step_ms - self._taken_ms
-
-    def _works_at(self, place: Place) -> Floats:
-        """[P, N + 1] a stage's work in the whole step, with what must be freed and what is pinned."""
-        known = self._works_ms.get(place)
-        if known is None:
-            count = float(self._problem.num_microbatches)
-            passes = np.full((self._problem.num_stages, self._problem.num_chunks), count)
-            known = self._costs(self._segments.problem.chain[self.chain.main], -1, passes, passes, place)
-            known = known * self._factors[:, None] + self._pinned_ms[:, None]
-            self._works_ms[place] = known
-        return known
-
-    def _costs(
-        self, block: ChainBlock, begin: int, forward_count: Floats, backward_count: Floats, place: Place
-    ) -> Floats:
-        """[P, N + 1] the least that n layers add where passes in each chunk count so often, [P, C]; before the stage's
-        factor; infinite where that many cannot be. begin: names the counts; -1: those of work."""
-        rows = []
-        for s in range(self._problem.num_stages):
-            num_without = self._num_without(s, place)
-            key = (begin, s, num_without)
-            if key not in self._least:
-                self._least[key] = self._cost(block, s, num_without, forward_count[s], backward_count[s])
-            rows.append(self._least[key])
-        return np.array(rows)
-
-    def _cost(
-        self, block: ChainBlock, stage: int, num_without: int, forward_count: Floats, backward_count: Floats
-    ) -> Floats:
-        """The same of one stage, whose first num_without chunks have none and whose others have one; -1: any may."""
-        is_allowed, is_needed = self._chunks(stage, num_without)
-        freed_count = self._freed_count[stage]
-        most = len(freed_count) - 1
-        options, rows = options_of(block), zip(*self._moments[stage], strict=True)
-        least_ms = np.zeros(most + 1)
-        for in_flight, room_bytes in rows:
-            passes = (forward_count, backward_count, in_flight)
-            at_moment = least_cost(options, *passes, is_allowed, is_needed, room_bytes, self._host_bytes[stage], most)
-            least_ms = np.maximum(least_ms, at_moment)
-        if len(block.modes) == 1:  # whole layers that must take the mode
-            mode, own = block.modes[0], forward_count * block.forward_ms + backward_count * block.backward_ms
-            extra = forward_count * mode.extra_forward_ms + backward_count * mode.extra_backward_ms
-            own_ms, extra_ms = own[is_allowed].min(initial=np.inf), extra[is_allowed].min(initial=np.inf)
-            if np.isfinite(own_ms):
-                least_ms = np.maximum(least_ms, np.arange(most + 1) * own_ms + freed_count * extra_ms)
-        return np.where(freed_count < 0, np.inf, least_ms)
-
-    # ------------------------------------------------------------------------------------------------------- mixtures
-
-    def begin_of(self, place: Place) -> int:
-        """The virtual stage from which on the mixture of a place is looked for."""
-        part = max(1, self._problem.num_stages // PARTS_OF_ROW)
-        return 0 if place is None else place // part * part
-
-    def mix(self, begin: int) -> _Mixture | None:
-        """A mixture of paths found for the problem's work from virtual stage `begin` on, and what modes cost at least;
-        None where the schedule is too long for one."""
-        problem, main = self._problem, self.chain.main
-        chain, num_stages = problem.chain, problem.num_stages
-        works_ms = self._works_at(None) - self._pinned_ms[:, None]
-        mean = self._segments.problem.chain[main]
-        own_ms = np.arange(works_ms.shape[1]) * (mean.forward_ms + mean.backward_ms)
-        extra_ms = works_ms / self._factors[:, None] / problem.num_microbatches - own_ms
-        recompute_ms = float(least_total(extra_ms, works_ms, np.full(num_stages, ANY_STEP_MS)))
-        if not np.isfinite(recompute_ms):
-            return None
-        classes, scales = microbatch_classes(problem)
-        count = np.array([block.count for block in chain])
-        forward_ms = count * [block.forward_ms for block in chain] @ scales
-        backward_ms = count * [block.backward_ms for block in chain] @ scales + recompute_ms * scales[main]
-        hop_ms = float(np.mean(problem.p2p_ms)) if num_stages > 1 else 0.0
-        times_ms = (forward_ms, backward_ms, np.array([self._segments.tail_ms[-1], hop_ms]))
-        segment_ms = max(float(np.mean(forward_ms + backward_ms)), 1e-300)
-        rounded = (tuple(float(f"{each:.{DIGITS}g}") for each in of / segment_ms) for of in times_ms)
-        of = (problem.schedule, num_stages, problem.num_chunks, problem.num_microbatches, classes)
-        path = _mixture_of(*of, *rounded, begin)
-        return None if path is None else _Mixture(begin, path, self._fixed_ms(path))
-
-    def condition(self, place: Place, mixture: _Mixture | None) -> Callable[[float], bool]:
-        """What is true of a step if some placement with the first layer there takes no longer."""
-        if mixture is None:
-            return lambda step_ms: self.has_room(place, step_ms)
-        forward_count, backward_count = (self._per_chunk(count, self.chain.main) for count in _counts_of(mixture.path))
-        block = self._problem.chain[self.chain.main]
-        costs_ms = self._costs(block, mixture.begin, forward_count, backward_count, place)
-        ends = mixture.path.end_fraction * block.tail_ms
-        costs_ms = costs_ms * self._factors[:, None] + np.arange(costs_ms.shape[1]) * ends[:, None]
-        works_ms = self._works_at(place)
-
-        def is_possible(step_ms: float) -> bool:
-            least_ms = least_total(costs_ms, works_ms, step_ms - self._before_ms) + mixture.fixed_ms
-            return self.has_room(place, step_ms) and bool(least_ms <= step_ms)
-
-        return is_possible
-
-    def _per_chunk(self, count: Floats, e: int) -> Floats:
-        """[P, C] how often passes of chain block e lie on a mixture, of counts [K, classes]."""
-        _, scales = microbatch_classes(self._problem)
-        counts: Floats = (count @ scales[e]).reshape(-1, self._problem.num_stages).T.copy()
-        return counts
-
-    def _fixed_ms(self, path: AveragePath) -> float:
-        """What all but the main kind adds to the mixture's length at least."""
-        problem, chain = self._problem, self._problem.chain
-
-        def cost_ms(e: int) -> Floats:
-            """[P, C] of one such block, by where it lies."""
-            forward_count, backward_count = (self._per_chunk(count, e) for count in _counts_of(path))
-            passes_ms = forward_count * chain[e].forward_ms + backward_count * chain[e].backward_ms
-            costs_ms: Floats = passes_ms * self._factors[:, None] + (path.end_fraction * chain[e].tail_ms)[:, None]
-            return costs_ms
-
-        fixed_ms = float(path.end_fraction @ np.array(problem.stage_tail_ms))
-        for e, stage in self.chain.pinned:
-            chunk = 0 if chain[e].pinned == "first" else problem.num_chunks - 1
-            fixed_ms += chain[e].count * float(cost_ms(e)[stage, chunk])
-        fixed_ms += sum(chain[e].count * float(cost_ms(e).min()) for e in self.chain.free)
-        if problem.num_stages > 1:
-            fixed_ms += float(path.hop_forward_count @ np.array(problem.p2p_ms))
-            if all(block.sends_gradient for block in chain):
-                fixed_ms += float(path.hop_backward_count @ np.array(problem.p2p_ms))
-        return fixed_ms
-
-
-def _counts_of(path: AveragePath) -> tuple[Floats, Floats]:
-    return path.forward_count, path.backward_count
-
-
-@lru_cache(maxsize=1024)
-def _mixture_of(
-    schedule: str,
-    num_stages: int,
-    num_chunks: int,
-    num_microbatches: int,
-    classes: tuple[int, ...],
-    forward: tuple[float, ...],
-    backward: tuple[float, ...],
-    tail_and_hop: tuple[float, float],
-    begin: int,
-) -> AveragePath | None:
-    """`average_path` of times in any unit."""
-    of = (schedule, num_stages, num_chunks, num_microbatches, classes)
-    return average_path(*of, np.array(forward), np.array(backward), *tail_and_hop, begin)
+            return bound
+    if places and enough_ms is not None and best_ms >= NEAR_FRACTION * enough_ms:
+        best_ms = settle_places(counts, filter(None, mixtures.values()), known_ms, enough_ms, look)
+    return replace(bound, step_ms=max(bound.step_ms, best_ms)) if places else bound

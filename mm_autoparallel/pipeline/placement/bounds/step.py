@@ -79,6 +79,7 @@ def bound_step(
     should_stop: Callable[[], bool] = lambda: False,
     known_ms: float | None = None,
     enough_ms: float = np.inf,
+    settles: bool = False,
 ) -> Bound:
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
@@ -87,6 +88,7 @@ def bound_step(
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
     milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at.
+    settles: with several chunks a stage, sharpen by counts of layers that stages can have too, in tenths of a second.
     """
 
     def look() -> None:
@@ -121,7 +123,8 @@ def bound_step(
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
         if problem.num_chunks > 1:
-            return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look)
+            settled_ms = enough_ms if settles else None
+            return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
         bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look)
     except Stopped:
         return Bound(floor_ms)

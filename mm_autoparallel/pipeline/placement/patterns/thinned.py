@@ -59,7 +59,8 @@ def thin(problem: Problem, most_fraction: float = LIGHT_FRACTION) -> tuple[Segme
     num_spare = min(num_layers, num_virtual - 1)
     factor = np.array(problem.time_factors)[np.arange(num_virtual) % problem.num_stages]
     times_ms = np.array([(block.count * block.forward_ms, block.count * block.backward_ms) for block in light])
-    return replace(segments, first=first, num_spare=num_spare), Spread(*(times_ms.T[:, :, None] * factor))
+    spread_ms = np.ascontiguousarray(times_ms.T[:, :, None] * factor)  # in the order that kernels are compiled for
+    return replace(segments, first=first, num_spare=num_spare), Spread(*spread_ms)
 
 
 def _alone(block: ChainBlock) -> ChainBlock:
