@@ -131,6 +131,7 @@ def test_windows_of_a_tower(row: Callable[..., dict[str, str]], write_table: Wri
         ({"text_recompute": "some"}, "text_recompute 'some' is not understood"),
         ({"step_ms": "0"}, 'step_ms "0" cannot have been measured'),
         ({"figure": "power"}, "the figure 'power' is not predicted"),
+        ({"unit": "TFLOPS"}, "the unit 'TFLOPS' of its figure is not understood; known are us, ms, s"),
     ],
 )
 def test_a_row_that_cannot_be_represented(
@@ -152,6 +153,10 @@ def test_a_row_that_cannot_be_represented(
         ({"text_layers_per_stage": "a"}, "column text_layers_per_stage: 'a' is no list"),
         ({"memory_mib": "0;1"}, "column memory_mib: '0' is no `rank:MiB`"),
         ({"memory_mib": "8:1"}, "column memory_mib: it names rank 8 of 8"),
+        ({"value": "1.66"}, "column step_ms: 14457.8 ms, and 1.66 SPS make 115663 ms"),  # of one device
+        ({"unit": "TPS"}, "column step_ms: 14457.8 ms, and 13.28 TPS make "),
+        ({"unit": "s"}, "column step_ms: 14457.8 ms, and 13.28 s make 13280 ms"),
+        ({"step_ms": "14.4578"}, "column step_ms: 14.4578 ms, and 13.28 SPS make 14457.8 ms"),
     ],
 )
 def test_a_malformed_cell(
