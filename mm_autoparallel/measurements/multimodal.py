@@ -40,9 +40,10 @@ _ZERO = {"none": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
 _STACKS: dict[str, tuple[dict[str, Any], str]] = {
     "mindspeed": ({"stack": "mindspeed-mm"}, "mindspeed-mm"),
     "megatron": ({"stack": "megatron-te"}, "megatron-core"),
-    "deepspeed": ({"implementation": "transformers"}, "deepspeed"),
+    "deepspeed": ({"implementation": "transformers", "facts": {"norms": "operators"}}, "deepspeed"),
 }
-"""Stack → what it makes of a workload, and what calibrations call it."""
+"""Stack → what it makes of a workload, and what calibrations call it. DeepSpeed's rows train layers of transformers,
+whose RMS norms are operators one by one (models/llama/modeling_llama.py, LlamaRMSNorm)."""
 
 _REUSED_OPTIMIZER_BYTES = 10.0
 """--reuse-fp32-param keeps the bf16 weight as the upper half of the fp32 one, two bytes a parameter less."""

@@ -192,6 +192,17 @@ def test_the_readme_of_mindspeed_mm_with_nothing_fitted(
     assert sum(map(abs, errors)) / 8 <= 0.15
 
 
+def test_llavas_own_pretraining_under_deepspeed_with_nothing_fitted(
+    row: Callable[..., dict[str, str]], write_table: WriteTable
+) -> None:
+    """Hours of an epoch, loading and saving included; with fused norms these steps were predicted 22 and 33 % short."""
+    names = ("llava15_13b_pre_a100", "llava15_7b_pre_a100")
+    cases, _ = read_table(write_table([row(name) for name in names]))
+    for case in cases:
+        assert case.job.workload.known_facts.norms == "operators"
+        assert -0.25 <= predict(case).step_ms / (case.measured_ms or 0.0) - 1 <= 0.0
+
+
 def test_lengths_are_uneven_where_nothing_makes_them_equal(
     row: Callable[..., dict[str, str]], write_table: WriteTable
 ) -> None:
