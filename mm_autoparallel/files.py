@@ -6,6 +6,7 @@ that a person gives is read here.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import hashlib
@@ -160,6 +161,8 @@ def _check_columns(header: tuple[str, ...]) -> None:
         raise Refusal("it is empty; a line that names the columns and a line for each row are expected")
     if len(header) > MAX_COLUMNS:
         raise Refusal(f"it has {len(header):,} columns; at most {MAX_COLUMNS:,} are read")
+    if len(header) == 1:
+        _check_separator(header[0])
     seen: set[str] = set()
     for index, column in enumerate(header):
         if not column:
@@ -169,6 +172,19 @@ def _check_columns(header: tuple[str, ...]) -> None:
         if column in seen:
             raise Refusal(f"the column {column} stands twice in the header; keep one of the two")
         seen.add(column)
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+def _check_separator(line: str) -> None:
+    """Raises Refusal where a line that was taken for one column names several, apart by something else than commas."""
+    for separator, name in _SEPARATORS.items():
+        if separator in line:
+            raise Refusal(
+                f"its first line has no comma and {line.count(separator)} {name}; columns apart by commas, and a point "
+                "for the decimals, are expected"
+            )
 
 
 def _where_it_breaks(header: tuple[str, ...], cells: list[str]) -> str:
@@ -212,6 +228,8 @@ def _read_text(
     path: Path, form: str = "YAML or JSON text", with_marks: bool = False, max_bytes: int = MAX_DOCUMENT_BYTES
 ) -> str:
     content = _read_bytes(path, max_bytes)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise Refusal(f"it is UTF-16 text; a {form} in UTF-8 is expected")
     if b"\0" in content:
         raise Refusal(f"it is binary; a {form} is expected")
     try:

@@ -48,6 +48,12 @@ _VARIANTS = {"": True, "w/ MTP": True, "w/o MTP": False, "tokendrop": True, "dro
 """Whether a DeepSeek-V3 of that name has its module that predicts one token more."""
 _RANK_OF_ADAPTERS = 32
 
+_GRAPHED_PARTS = frozenset(("attn", "mlp", "moe", "moe_preprocess", "moe_router"))
+"""Of layers, that Megatron-Core records apart (its cuda_graph_scope)."""
+
+_RATE_FRACTION = 0.03
+"""What tokens a second may differ by from the step: releases round them to 128 (measured pages: at most 2.3 %)."""
+
 _LATENT = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -75,6 +81,7 @@ def read_row(row: Row) -> MeasuredCase:
         zero=3 if row.count("fsdp", least=0) else 1,
     )
     num_devices = check_world(row, strategy, "n_devices")
+    _check_rate(row, measured_ms, num_devices)
     fsdp, device = row.count("fsdp", least=0), row.text("device")
     if fsdp and fsdp != strategy.dp * strategy.cp:
         raise Unrepresentable(
@@ -102,6 +109,20 @@ def read_row(row: Row) -> MeasuredCase:
         else (),
         unstated=("graphs, dispatcher and overlap",) if differs else (),
     )
+
+
+def _check_rate(row: Row, measured_ms: float, num_devices: int) -> None:
+    """Raises TableError where tokens a second and device, which nothing else here needs, contradict the step."""
+    if not row.has("tokens_s_gpu"):
+        return
+    told = row.positive("tokens_s_gpu")
+    own = row.count("gbs") * row.count("seq_length") / num_devices / measured_ms * 1e3
+    if abs(told / own - 1) > _RATE_FRACTION:
+        raise row.error(
+            "tokens_s_gpu",
+            f"{told:g} tokens a second and device, and a step of {measured_ms:g} ms makes {own:.6g} by gbs, seq_length "
+            "and n_devices; one of the five is wrong, or the rate is of all devices together",
+        )
 
 
 def _count_replicas(row: Row) -> int:
@@ -179,7 +200,15 @@ def _workload(row: Row) -> dict[str, Any]:
 
 
 def _graphs(text: str) -> Graphs:
-    return {"none": "none", "full_iteration": "full"}.get(text, "partial")  # type: ignore[return-value]
+    if text in ("none", "full_iteration"):
+        return "none" if text == "none" else "full"
+    others = sorted(set(text.split(";")) - _GRAPHED_PARTS)
+    if others:
+        raise Unrepresentable(
+            f"the CUDA graphs of {', '.join(map(repr, others))} are not understood; none, full_iteration and parts of "
+            f"layers are ({', '.join(sorted(_GRAPHED_PARTS))})"
+        )
+    return "partial"
 
 
 def _overlap(row: Row) -> str:

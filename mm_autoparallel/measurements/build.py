@@ -9,6 +9,8 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_parameters
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
@@ -106,6 +108,20 @@ def check_world(row: Row, strategy: Strategy, column: str) -> int:
             f"{strategy.world_size}",
         )
     return num_devices
+
+
+_PARAMETERS_FRACTION = 0.05
+"""Assumed: published counts are rounded to two or three digits and may leave positions out (at most 2.8 % off)."""
+
+
+def check_parameters(row: Row, column: str, job: Job) -> None:
+    """Raises TableError where the parameters in `column`, in 1e9, are not those that the row's sizes make."""
+    told = row.positive(column)
+    own = sum(count_parameters(block.structure) * block.count for block in expand(job.model).blocks) / 1e9
+    if abs(told / own - 1) > _PARAMETERS_FRACTION:
+        raise row.error(
+            column, f"{told:g} B parameters, and the sizes of the row make {own:.4g} B; one of them is another model's"
+        )
 
 
 def read_peaks(row: Row, num_stages: int) -> dict[int, float] | float | None:

@@ -19,7 +19,7 @@ from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.image_rank import predict_gain
 from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.shapes import model_of
-from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
+from mm_autoparallel.measurements.table import LARGEST, MS_PER_UNIT, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -40,9 +40,10 @@ _ZERO = {"none": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
 _STACKS: dict[str, tuple[dict[str, Any], str]] = {
     "mindspeed": ({"stack": "mindspeed-mm"}, "mindspeed-mm"),
     "megatron": ({"stack": "megatron-te"}, "megatron-core"),
-    "deepspeed": ({"implementation": "transformers"}, "deepspeed"),
+    "deepspeed": ({"implementation": "transformers", "facts": {"norms": "operators"}}, "deepspeed"),
 }
-"""Stack → what it makes of a workload, and what calibrations call it."""
+"""Stack → what it makes of a workload, and what calibrations call it. DeepSpeed's rows train layers of transformers,
+whose RMS norms are operators one by one (models/llama/modeling_llama.py, LlamaRMSNorm)."""
 
 _REUSED_OPTIMIZER_BYTES = 10.0
 """--reuse-fp32-param keeps the bf16 weight as the upper half of the fp32 one, two bytes a parameter less."""
@@ -96,7 +97,7 @@ def read_row(row: Row) -> MeasuredCase:
         job=jobs[0],
         plan=_plan(row, jobs[0], strategy),
         software=software,
-        measured_ms=row.measurement("step_ms"),
+        measured_ms=_measured_ms(row, num_devices),
         measured_bytes=_peaks(row, num_devices, strategy.pp),
         out_of_memory=None,
         source=f"{row.text('source')}, {row.text('revision', 'no revision')}",
@@ -124,6 +125,34 @@ def _refuse_what_is_not_scored(row: Row) -> None:
     if row.flag("lora", False):
         raise Unrepresentable("it trains low-rank adapters, whose rank and places the table does not say")
     precision_of(row)
+
+
+_RATE_FRACTION = 0.02
+"""What a step may differ by from the figure that it was made of. Assumed: both are rounded."""
+
+
+def _measured_ms(row: Row, num_devices: int) -> float | None:
+    """The step, which must be what its published figure makes: a time, samples a second (SPS), or tokens a second and
+    device (TPS). Hours of an epoch make none without its samples. Raises TableError where the two contradict.
+    """
+    step_ms = row.measurement("step_ms")
+    if step_ms is None or not row.has("value"):
+        return step_ms
+    unit = row.text("unit")
+    if unit == "SPS":
+        told_ms = row.count("gbs") / row.positive("value") * 1e3
+    elif unit == "TPS":
+        told_ms = row.count("gbs") * row.count("tokens_per_sample") / num_devices / row.positive("value") * 1e3
+    elif unit == "h":
+        return step_ms
+    elif unit in MS_PER_UNIT:
+        told_ms = row.in_unit("value", "unit", MS_PER_UNIT)
+    else:
+        known = ", ".join((*MS_PER_UNIT, "SPS", "TPS"))
+        raise Unrepresentable(f"the unit {unit!r} of its figure is not understood; known are {known}")
+    if abs(told_ms / step_ms - 1) > _RATE_FRACTION:
+        raise row.error("step_ms", f"{step_ms:g} ms, and {row.text('value')} {unit} make {told_ms:.6g} ms")
+    return step_ms
 
 
 def _zero(row: Row) -> int:

@@ -8,7 +8,7 @@ examples/academic_paper_scripts/sc21).
 
 from __future__ import annotations
 
-from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
+from mm_autoparallel.measurements.build import build_job, check_parameters, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.gpt import gpt_model, padded_vocab_size
@@ -36,7 +36,6 @@ def read_row(row: Row) -> MeasuredCase:
     hidden_size, num_layers, num_heads = row.count("hidden"), row.count("layers"), row.count("heads")
     seq_length, batch, num_devices = row.count("seq"), row.count("gbs"), check_world(row, strategy, "n_gpus")
     num_tokens = row.count("vocab")
-    row.positive("params_b")
     recompute_all, operators = recompute_of(row.text("recompute"))
     step_s = _step_s(row, batch, seq_length, num_layers, hidden_size, num_tokens, num_devices, recompute_all)
     name = row.text("model")
@@ -54,6 +53,7 @@ def read_row(row: Row) -> MeasuredCase:
             "recompute_operators": operators,
         },
     )
+    check_parameters(row, "params_b", job)
     return MeasuredCase(
         table=row.path.name,
         row=row.index,

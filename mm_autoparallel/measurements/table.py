@@ -25,7 +25,7 @@ BYTES_PER_UNIT = {
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
 }  # fmt: skip
 
-_LEADING_COUNT = re.compile(r"[0-9]{1,15}\b")
+_LEADING_COUNT = re.compile(r"([0-9]{1,15})(?:\.0{1,3})?(?:\s*\(.*)?", re.DOTALL)
 
 SMALLEST, LARGEST = SMALLEST_MS, 1e15
 """Of what was measured: no time is shorter, and no bytes, seconds or operations of one row are more. Assumed."""
@@ -71,12 +71,18 @@ class Row:
         return int(value)
 
     def leading_count(self, column: str) -> int:
-        """The whole number that a cell begins with: `8192 (not stated)`. Raises TableError if there is none."""
+        """The whole number of a cell that may say more in brackets: `8192 (not stated)`. Raises TableError if the cell
+        holds anything else, such as `8,192` or `8 k`, whose first digits are another number.
+        """
         text = self.text(column)
-        found = _LEADING_COUNT.match(text)
+        found = _LEADING_COUNT.fullmatch(text)
         if found is None:
-            raise self.error(column, f"{describe_value(text)} does not begin with a number of tokens")
-        return int(found[0])
+            raise self.error(
+                column,
+                f"{describe_value(text)} is no whole number of tokens; digits alone belong there, with what is said of "
+                "them in brackets",
+            )
+        return int(found[1])
 
     def number(self, column: str) -> float:
         """A finite number. Raises TableError."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
+from mm_autoparallel.measurements.build import build_job, check_parameters, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.gpt import gpt_model, padded_vocab_size
@@ -41,7 +41,6 @@ def read_row(row: Row) -> MeasuredCase:
         schedule=row.text("schedule"),
     )
     measured_ms = row.positive("iter_ms")
-    row.positive("params_b")
     software = row.text("software")
     if software != "Megatron-DeepSpeed":
         raise Unrepresentable(f"the software {software!r} is not understood; Megatron-DeepSpeed is")
@@ -72,6 +71,7 @@ def read_row(row: Row) -> MeasuredCase:
         },
         levels=_levels(row, device, num_devices, strategy.tp),
     )
+    check_parameters(row, "params_b", job)
     return MeasuredCase(
         table=row.path.name,
         row=row.index,

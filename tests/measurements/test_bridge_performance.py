@@ -126,6 +126,12 @@ def test_steps_of_the_fixture(cases: dict[str, MeasuredCase]) -> None:
     assert max(map(abs, errors.values())) < 0.20
 
 
+def test_graphs_that_nobody_knows_are_refused_alone(rows: list[dict[str, str]], write_table: WriteTable) -> None:
+    found, (refused,) = read_table(write_table([rows[0], rows[0] | {"cuda_graph": "attn;whole"}]))
+    assert len(found) == 1
+    assert refused.reason.startswith("the CUDA graphs of 'whole' are not understood; none, full_iteration and parts")
+
+
 def test_what_a_host_costs_where_half_of_a_layer_is_in_graphs() -> None:
     """Qwen3 30B-A3B in the same layout beside both processors: measured, GB200 gains nothing over B200, as its layers
     wait for Grace; where one graph holds the whole step it does.

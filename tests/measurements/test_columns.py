@@ -113,6 +113,11 @@ def test_steps_that_cannot_have_been_measured_are_refused_alone(write_table: Wri
     predicted, (impossible,) = predict_all(cases)
     assert [case.row for case, _ in predicted] == [0]
     flops_per_s = 6 * weights * 64 * 4096 / 2 / 16
+    slow = good | {"measured_ms": "15000000", "measured_bytes": ""}  # us
+    full = good | {"measured_bytes": "86e9"}  # of 85.0e9
+    _, (of_another_unit, too_full) = predict_all(read_table(write_table([slow, full]))[0])
+    assert "a step of 1.5e+07 ms is of something else: each of 16 devices would reach 0.0" in of_another_unit.reason
+    assert too_full.reason.startswith("a peak of 86 GB is impossible: a100-80g has 8")
     assert impossible.reason.startswith(
         f"a step of 2000 ms is impossible: by matrix products alone each of 16 devices would reach "
         f"{flops_per_s / 1e12:.4g} TFLOP/s, 1.04 times the peak of a100-80g"

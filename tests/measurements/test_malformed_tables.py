@@ -39,7 +39,13 @@ WriteTable = Callable[..., Path]
         ("korthikanti2022", "n_gpus", "16", "column n_gpus: 16 devices, and PP"),
         ("sc21", "derived_iter_s", "9.9", "column derived_iter_s: 9.9 s, and"),
         ("vtrain", "iter_ms", "fast", 'column iter_ms: "fast" is no number'),
-        ("vtrain", "vocab", "many", 'column vocab: "many" does not begin with a number'),
+        ("vtrain", "vocab", "many", 'column vocab: "many" is no whole number of tokens'),
+        ("vtrain", "vocab", "50,257", 'column vocab: "50,257" is no whole number of tokens'),
+        ("vtrain", "params_b", "39.1", "column params_b: 39.1 B parameters, and the sizes of the row make 3.559 B"),
+        ("vtrain", "hidden", "6144", "column params_b: 3.6 B parameters, and the sizes of the row make"),
+        ("sc21", "params_b", "17", "column params_b: 17 B parameters, and the sizes of the row make 1.652 B"),
+        ("megatron_bridge_performance", "tokens_s_gpu", "402432", "column tokens_s_gpu: 402432 tokens a second and"),
+        ("megatron_bridge_performance", "measured_ms", "10.4209", "column tokens_s_gpu: 6288 tokens a second and"),
         ("simumax_b200", "measured_peak_alloc_gib", "0", 'column measured_peak_alloc_gib: "0" is measured'),
         ("megatron_ci", "peak_alloc_bytes", "5 GiB", 'column peak_alloc_bytes: "5 GiB" is no number'),
         ("mindspeed_mm_ci", "per_rank_max_alloc_mib", "0:24900.0;x:1", "column per_rank_max_alloc_mib: 'x:1' is no"),
@@ -60,9 +66,12 @@ WriteTable = Callable[..., Path]
             'column value: "1e101" cannot have been measured; a number from 1e-15 to',
         ),
         ("vtrain", "iter_ms", "1e-320", 'column iter_ms: "1e-320" cannot have been measured; a number from 1e-12 to'),
-        ("vtrain", "vocab", "9" * 5000, "does not begin with a number"),
+        ("vtrain", "vocab", "9" * 5000, "is no whole number of tokens"),
         ("vtrain", "layers", "1e30", 'column layers: "1e30" is above 1,000,000,000,000,000'),
-        ("torchtitan", "seq", "long", 'column seq: "long" does not begin with a number of tokens'),
+        ("torchtitan", "seq", "long", 'column seq: "long" is no whole number of tokens'),
+        ("torchtitan", "seq", "8,192", 'column seq: "8,192" is no whole number of tokens'),
+        ("torchtitan", "seq", "8 k", 'column seq: "8 k" is no whole number of tokens'),
+        ("torchtitan", "tps_per_gpu", "5,762", 'column tps_per_gpu: "5,762" is no number'),
     ],
 )
 def test_a_malformed_cell_is_named(
@@ -211,13 +220,34 @@ def test_a_profile_is_no_step(write_table: WriteTable) -> None:
         read_table(write_table([row | {"unit": "miles"}]))
 
 
-def test_another_separator_is_no_known_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_another_separator_is_named(separator: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    path.write_text("model;hidden;heads\nx;1;2\n", encoding="utf-8")
-    with pytest.raises(
-        TableError, match=r"none of its columns \(model;hidden;heads …\) is known; .*separated by commas"
-    ):
+    path.write_text(f"{separator.join(['model', 'hidden', 'heads'] * 40)}\n", encoding="utf-8")
+    with pytest.raises(TableError, match=rf"its first line has no comma and 119 {name}; columns apart by commas"):
         read_table(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_what_spreadsheets_call_unicode_is_named(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("\ufeffmodel,hidden\n".encode(encoding))
+    with pytest.raises(TableError, match=r"it is UTF-16 text; a CSV file in UTF-8 is expected"):
+        read_table(path)
+
+
+def test_marks_line_ends_and_another_order_of_columns_change_nothing(
+    published: Published, write_table: WriteTable
+) -> None:
+    for table in ("torchtitan", "sc21", "vtrain", "megatron_bridge_performance"):
+        rows = published(table)[:2]
+        plain = write_table(rows)
+        cases, _ = read_table(plain)
+        turned = write_table([dict(sorted(row.items(), reverse=True)) for row in rows])
+        text = turned.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\n", "\r\n")
+        turned.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        for case, other in zip(cases, read_table(turned)[0], strict=True):
+            assert (case.job.sha256, case.plan, case.measured_ms) == (other.job.sha256, other.plan, other.measured_ms)
 
 
 @pytest.mark.parametrize("cell", ["²", "²;40", "--5", "9" * 5000])

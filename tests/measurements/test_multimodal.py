@@ -131,6 +131,7 @@ def test_windows_of_a_tower(row: Callable[..., dict[str, str]], write_table: Wri
         ({"text_recompute": "some"}, "text_recompute 'some' is not understood"),
         ({"step_ms": "0"}, 'step_ms "0" cannot have been measured'),
         ({"figure": "power"}, "the figure 'power' is not predicted"),
+        ({"unit": "TFLOPS"}, "the unit 'TFLOPS' of its figure is not understood; known are us, ms, s"),
     ],
 )
 def test_a_row_that_cannot_be_represented(
@@ -152,6 +153,10 @@ def test_a_row_that_cannot_be_represented(
         ({"text_layers_per_stage": "a"}, "column text_layers_per_stage: 'a' is no list"),
         ({"memory_mib": "0;1"}, "column memory_mib: '0' is no `rank:MiB`"),
         ({"memory_mib": "8:1"}, "column memory_mib: it names rank 8 of 8"),
+        ({"value": "1.66"}, "column step_ms: 14457.8 ms, and 1.66 SPS make 115663 ms"),  # of one device
+        ({"unit": "TPS"}, "column step_ms: 14457.8 ms, and 13.28 TPS make "),
+        ({"unit": "s"}, "column step_ms: 14457.8 ms, and 13.28 s make 13280 ms"),
+        ({"step_ms": "14.4578"}, "column step_ms: 14.4578 ms, and 13.28 SPS make 14457.8 ms"),
     ],
 )
 def test_a_malformed_cell(
@@ -185,6 +190,17 @@ def test_the_readme_of_mindspeed_mm_with_nothing_fitted(
     assert {prediction.calibration for prediction in predictions} == {"uncalibrated"}
     errors = [one.step_ms / (case.measured_ms or 0.0) - 1 for case, one in zip(cases, predictions, strict=True)]
     assert sum(map(abs, errors)) / 8 <= 0.15
+
+
+def test_llavas_own_pretraining_under_deepspeed_with_nothing_fitted(
+    row: Callable[..., dict[str, str]], write_table: WriteTable
+) -> None:
+    """Hours of an epoch, loading and saving included; with fused norms these steps were predicted 22 and 33 % short."""
+    names = ("llava15_13b_pre_a100", "llava15_7b_pre_a100")
+    cases, _ = read_table(write_table([row(name) for name in names]))
+    for case in cases:
+        assert case.job.workload.known_facts.norms == "operators"
+        assert -0.25 <= predict(case).step_ms / (case.measured_ms or 0.0) - 1 <= 0.0
 
 
 def test_lengths_are_uneven_where_nothing_makes_them_equal(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mm_autoparallel.model.blocks.chain import Attention, FeedForward, OutputHead, TransformerLayer
+from mm_autoparallel.model.blocks.chain import Attention, FeedForward, Norm, OutputHead, TransformerLayer
 from mm_autoparallel.model.blocks.tokens import TokenCounts
 from mm_autoparallel.model.job.stacks import FACTS, StackFacts
 from mm_autoparallel.model.job.workload import Workload
@@ -36,6 +37,21 @@ def stated(**facts: Any) -> StackFacts:
 def test_unfused_norms_keep_six_boundaries_more() -> None:
     """An fp32 copy and the normed numbers before their weight, of both: 2 · (2 + 1) X."""
     assert kept(stated(norms="operators")) - kept(FUSED) == 6 * X
+
+
+@pytest.mark.parametrize(
+    ("norm", "eager", "operators"),
+    [("rms", False, True), ("rms", True, True), ("layer", False, True), ("layer", True, False)],
+)
+def test_what_norms_read_and_write(norm: Norm, eager: bool, operators: bool) -> None:
+    """One by one 12 and 24 times the fp32 copy, else 2 and 3 times the bf16 numbers. Eager code's layer norms are
+    PyTorch's, which are fused."""
+    found = list_operators(
+        replace(LAYER, norm=norm), TokenCounts(S, S, S, 1), Share(mbs=B, facts=stated(norms="operators"), eager=eager)
+    )
+    norms = [stream for stream in found.streams if stream.name in ("norm 1", "norm 2")]
+    passing = (12 * 2 * X, 24 * 2 * X) if operators else (2 * X, 3 * X)
+    assert [(one.forward_bytes, one.backward_bytes) for one in norms] == [passing, passing]
 
 
 def test_unfused_norms_are_divided_by_sequence_parallelism() -> None:

@@ -102,6 +102,16 @@ class TestFinding:
         modern = find_calibration("h100-80g", "megatron-core")  # its own are assumed
         assert modern.figures.layer_launch_ms == assume_calibration("h100-80g", "megatron-core").figures.layer_launch_ms
 
+    def test_megatron_cores_host_beside_a100_is_an_older_one(self) -> None:
+        """Megatron-LM's functional tests: 5.5 and 4.0 ms for a text layer on A100 and H100."""
+        older, newer = (assume_calibration(name, "megatron-core").figures for name in ("a100-80g", "h100-80g"))
+        assert older.layer_launch_ms / newer.layer_launch_ms == 5.5 / 4.0
+        assert older.tensor_launch_factor == newer.tensor_launch_factor
+        others = assume_calibration("a100-80g", "megatron-lm").figures  # hides what megatron-core hides
+        assert others.layer_launch_ms == 0
+        changed = {"layer_launch_ms", "tensor_launch_factor"}
+        assert older.model_dump(exclude=changed) == others.model_dump(exclude=changed)
+
     def test_a_grace_host_launches_as_much_slower_as_was_measured(self) -> None:
         """NVIDIA/TransformerEngine, issue 2053: a linear layer of PyTorch, beside GB200 and beside H100."""
         factor = 37.08 / 13.48

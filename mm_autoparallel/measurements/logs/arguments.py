@@ -103,3 +103,27 @@ def _typed(text: str) -> Any:
 def plain(arguments: Mapping[str, Any], *names: str) -> Any:
     """The first of `names` that has a value; None where none has."""
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)
+
+
+def whole(log: Log, arguments: Mapping[str, Any], *names: str, least: int = 1) -> int | None:
+    """The whole number of at least `least` under the first of `names` that has a value; None where none has.
+
+    Raises TableError where it is anything else.
+    """
+    value = plain(arguments, *names)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        name = next(name for name in names if arguments.get(name) is not None)
+        raise log.error(f"{name} is {value} among the arguments; a whole number of at least {least} is expected")
+    return value
+
+
+def chance(log: Log, arguments: Mapping[str, Any], name: str) -> float:
+    """A number from 0 to 1, 0 where there is none. Raises TableError where it is anything else."""
+    value = arguments.get(name)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise log.error(f"{name} is {value} among the arguments; a number from 0 to 1 is expected")
+    return float(value)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.files import read_document
+from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
@@ -25,6 +25,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 
 _BATCH = re.compile(r"^\s*\[(?:epoch=\d+/\d+ )?batch=\d+/\d+\]:?")
 _METRIC = re.compile(r"\bTrain ([\w./-]+): (-?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+_RATE = re.compile(r"\bTrain (throughput/batches_per_sec|memory/peak_allocated_mem): (.*?)\s*$")
 _LOGGED = re.compile(r"Logging config")
 _NODES = re.compile(r"^\s*num_gpus_per_node: (\d+)\s*$")
 _WORLD_NODES = re.compile(r"^\s*num_nodes: (\d+)\s*$")
@@ -167,6 +168,9 @@ def _read_metrics(log: Log) -> dict[str, list[float]]:
     metrics: dict[str, list[float]] = {}
     for _, match in log.find(_METRIC):
         metrics.setdefault(match[1], []).append(float(match[2]))
+    for line, match in log.find(_RATE):
+        if not _METRIC.search(line.text):
+            raise log.error(f"{match[1]} is {describe_value(match[2])}; a number with a point is expected", line)
     return metrics
 
 

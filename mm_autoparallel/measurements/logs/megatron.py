@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.measurements.logs.arguments import has_arguments, plain, read_arguments
+from mm_autoparallel.measurements.logs.arguments import chance, has_arguments, plain, read_arguments, whole
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.progress import (
@@ -159,8 +159,8 @@ def read_shared(
         "seq_length": _count(log, arguments, "seq_length"),
         "sequence_parallel": arguments.get("sequence_parallel") is True and strategy.tp > 1,
         "attention": "flash" if flash else "unfused",
-        "hidden_dropout": float(arguments.get("hidden_dropout") or 0.0) > 0,
-        "attention_dropout": float(arguments.get("attention_dropout") or 0.0) > 0,
+        "hidden_dropout": chance(log, arguments, "hidden_dropout") > 0,
+        "attention_dropout": chance(log, arguments, "attention_dropout") > 0,
         "overlap_grad_reduce": arguments.get("overlap_grad_reduce") is True,
         "overlap_param_gather": arguments.get("overlap_param_gather") is True,
         "scatter_gather_p2p": arguments.get("scatter_gather_tensors_in_pipeline") is True,
@@ -183,8 +183,8 @@ def read_shared(
         strategy=strategy,
         workload=workload,
         steps=read_steps(log),
-        first_layers=plain(arguments, "decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
-        last_layers=plain(arguments, "decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
+        first_layers=whole(log, arguments, "decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
+        last_layers=whole(log, arguments, "decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
         recompute_all=recompute_all,
         num_recomputed=num_recomputed,
         devices_per_node=read_devices_per_node(log),
@@ -239,13 +239,10 @@ def _check_precision(log: Log, arguments: Arguments) -> MegatronPrecision:
 
 def _count(log: Log, arguments: Arguments, *names: str, default: int | None = None) -> int:
     """A whole number of at least 1 under the first name that has one."""
-    value = plain(arguments, *names)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        told = "is missing" if value is None else f"is {value}"
-        raise log.error(f"{names[0]} {told} among the arguments; a whole number of at least 1 is expected")
-    return value
+    value = whole(log, arguments, *names)
+    if value is None and default is None:
+        raise log.error(f"{names[0]} is missing among the arguments; a whole number of at least 1 is expected")
+    return default or 0 if value is None else value
 
 
 def _read_strategy(log: Log, arguments: Arguments, zero: int) -> Strategy:
@@ -270,7 +267,7 @@ def _read_strategy(log: Log, arguments: Arguments, zero: int) -> Strategy:
         dp=dp,
         mbs=_count(log, arguments, "micro_batch_size"),
         ep=_count(log, arguments, "expert_model_parallel_size", "moe_expert_parallel_size", default=1),
-        etp=(arguments.get("expert_tensor_parallel_size") or 0) if arguments.get("num_experts") else 0,
+        etp=(whole(log, arguments, "expert_tensor_parallel_size", least=0) or 0) if arguments.get("num_experts") else 0,
         vpp=_read_chunks(log, arguments, pp),
         zero=zero,
         optimizer_offload=arguments.get("cpu_optimizer") is True or arguments.get("optimizer_cpu_offload") is True,
@@ -279,14 +276,14 @@ def _read_strategy(log: Log, arguments: Arguments, zero: int) -> Strategy:
 
 
 def _read_chunks(log: Log, arguments: Arguments, pp: int) -> int:
-    stated = plain(arguments, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
-    per_chunk = arguments.get("num_layers_per_virtual_pipeline_stage")
+    stated = whole(log, arguments, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    per_chunk = whole(log, arguments, "num_layers_per_virtual_pipeline_stage")
     if stated is None and per_chunk is not None:
         num_layers = _count(log, arguments, "num_layers")
         if num_layers % (pp * per_chunk):
             raise log.error(f"num_layers {num_layers} is no multiple of PP {pp} x {per_chunk} layers a chunk")
         stated = num_layers // (pp * per_chunk)
-    return int(stated or 1)
+    return stated or 1
 
 
 def _read_recompute(log: Log, arguments: Arguments) -> tuple[bool, tuple[str, ...], int]:
@@ -310,9 +307,11 @@ def _read_recompute(log: Log, arguments: Arguments) -> tuple[bool, tuple[str, ..
     if granularity != "full":
         raise log.error(f"recompute_granularity is {granularity}; full and selective are understood")
     method = plain(arguments, "recompute_method", "activations_checkpoint_method") or "uniform"
-    num_layers = plain(arguments, "recompute_num_layers", "checkpoint_num_layers") or 1
+    num_layers = whole(log, arguments, "recompute_num_layers", "checkpoint_num_layers") or 1
     if method == "block":
-        return False, operators, int(num_layers)
+        return False, operators, num_layers
+    if method != "uniform":
+        raise log.error(f"recompute_method is {method}; uniform and block are understood")
     if num_layers > 1:
         raise log.error(f"recompute_num_layers is {num_layers}: groups of layers that recompute are not represented")
     return True, (), 0

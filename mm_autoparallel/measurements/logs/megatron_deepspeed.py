@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mm_autoparallel.measurements.logs.arguments import has_arguments, plain, read_arguments
+from mm_autoparallel.measurements.logs.arguments import has_arguments, read_arguments, whole
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.megatron import read_shared
@@ -31,7 +31,7 @@ def read_run(log: Log, facts: Facts) -> Run:
     """The run. Raises TableError or JobError with what is missing, contradicts or is not understood."""
     arguments = read_arguments(log)
     configured = log.find_same(_STAGE, "DeepSpeed's ZeRO stage")
-    zero = int(configured if configured is not None else plain(arguments, "zero_stage") or 0)
+    zero = int(configured) if configured is not None else whole(log, arguments, "zero_stage", least=0) or 0
     if arguments.get("deepspeed") is False:
         zero = int(arguments.get("use_distributed_optimizer") is True)
     return read_shared(

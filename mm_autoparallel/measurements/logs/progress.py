@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from mm_autoparallel.measurements.logs.log import Log
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.measurements.logs.log import Line, Log
 from mm_autoparallel.measurements.logs.run import Step
 from mm_autoparallel.units import MIB
 
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)"
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(?:\d+|infinity)\s*\|(.*)$")
-_ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*{_NUMBER}")
+_ELAPSED = re.compile(r"elapsed time per iteration \((\w*)\):\s*([^\s|]+)")
+_UNITS_MS = {"ms": 1.0, "s": 1e3}
 _BATCH = re.compile(r"global batch size:\s*(\d+)")
 _SKIPPED = re.compile(r"number of (?:skipped|nan) iterations:\s*([1-9]\d*)")
 _SAMPLES_PER_S = re.compile(rf"samples per second:\s*{_NUMBER}")
 _TFLOPS = re.compile(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{_NUMBER}")
 _ENGINE_STEP = re.compile(rf"\bsteps: (\d+) loss: .*?iter time \(s\): {_NUMBER}")
-_PEAK = re.compile(rf"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\).*?max allocated: {_NUMBER}")
-_RESTING = re.compile(rf"\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| allocated: {_NUMBER}")
+_PEAK = re.compile(r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\).*?max allocated: ([^\s|]+)")
+_RESTING = re.compile(r"\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| allocated: ([^\s|]+)")
 _PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+), (\d+)\): (\d+)")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _WORLD = re.compile(r"using world size: (\d+)")
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node[ =]|--num_gpus[ =]|\bnum_local_procs=)(\d+)")
 
+_WHOLE_NUMBER = re.compile(rf"{_NUMBER}(?![\w.,+-])")
+"""Nothing of a number stands behind it; what another process wrote may."""
+
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|NPU) out of memory")
 
 _CLOSE_FRACTION = 0.05
 """Two figures of one line that should be one. Assumed: both are rounded."""
+
+
+def read_positive(log: Log, line: Line, text: str, what: str) -> float:
+    """The number above zero that `text` is. Raises TableError, so that `1,234.5` is not taken for 1."""
+    found = _WHOLE_NUMBER.match(text)
+    value = float(found[1]) if found else math.nan
+    if not 0 < value < math.inf:
+        raise log.error(
+            f"{what} {describe_value(text)}; a number above zero is expected, with a point for its decimals and "
+            "nothing between its thousands",
+            line,
+        )
+    return value
 
 
 def read_steps(log: Log) -> tuple[Step, ...]:
@@ -40,9 +59,9 @@ def read_steps(log: Log) -> tuple[Step, ...]:
         elapsed, batch, rate = (pattern.search(match[2]) for pattern in (_ELAPSED, _BATCH, _SAMPLES_PER_S))
         if elapsed is None or _SKIPPED.search(match[2]):
             continue
-        step_ms = float(elapsed[2]) * {"ms": 1.0, "s": 1e3}[elapsed[1]]
-        if step_ms <= 0:
-            raise log.error(f"the step takes {step_ms:g} ms; a time above zero is expected", line)
+        if elapsed[1] not in _UNITS_MS:
+            raise log.error(f"the step is told in {elapsed[1]}; {' and '.join(_UNITS_MS)} are understood", line)
+        step_ms = read_positive(log, line, elapsed[2], "the step takes") * _UNITS_MS[elapsed[1]]
         samples = int(batch[1]) if batch else None
         if rate and samples and float(rate[1]) > 0.1:  # below, three digits say too little
             told = samples / float(rate[1]) * 1e3
@@ -67,15 +86,19 @@ def read_peaks(log: Log) -> tuple[dict[int, float], bool]:
     """Rank → peak allocated bytes, and whether they were told after one step (report_memory counts in MiB)."""
     peaks: dict[int, float] = {}
     after: set[int] = set()
-    for _, match in log.find(_PEAK):
-        peaks[int(match[1])] = max(peaks.get(int(match[1]), 0.0), float(match[3]) * MIB)
+    for line, match in log.find(_PEAK):
+        peak_bytes = read_positive(log, line, match[3], "the peak is") * MIB
+        peaks[int(match[1])] = max(peaks.get(int(match[1]), 0.0), peak_bytes)
         after.add(int(match[2]))
     return peaks, after == {1}
 
 
 def read_resting(log: Log) -> dict[int, float]:
     """Rank → bytes that are allocated between two steps."""
-    return {int(match[1]): float(match[2]) * MIB for _, match in log.find(_RESTING)}
+    return {
+        int(match[1]): read_positive(log, line, match[2], "what stays allocated is") * MIB
+        for line, match in log.find(_RESTING)
+    }
 
 
 def read_stage_parameters(log: Log) -> dict[int, int]:

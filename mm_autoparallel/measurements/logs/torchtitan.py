@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mm_autoparallel.files import describe_value
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.named import read_named_model
@@ -25,9 +26,10 @@ from mm_autoparallel.measurements.torchtitan import ROWWISE_UNDER_TENSORS, stack
 from mm_autoparallel.model.job.strategy import Strategy
 
 _STEP = re.compile(
-    r"\bstep:\s*(\d+)\s+.*?memory:\s*[\d.]+GiB\([\d.]+%\)\s+(?:tps|wps):\s*([\d,]+)"
+    r"\bstep:\s*(\d+)\s+.*?memory:\s*[\d.]+GiB\([\d.]+%\)\s+(?:tps|wps):\s*(\S+)"
     r"(?:\s+tflops:\s*([\d,.]+))?(?:\s+mfu:\s*([\d.]+)%)?"
 )
+_RATE = re.compile(r"\d{1,15}|\d{1,3}(?:,\d{3}){1,4}")
 _MESH_LISTS = re.compile(r"Building \d+-D device mesh with \[([^\]]*)\], \[([^\]]*)\]")
 _MESH_PAIRS = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:, )?)+)")
 _BATCH = re.compile(r"with local batch size (\d+), global batch size (\d+).*?sequence length (\d+)")
@@ -182,9 +184,13 @@ def _read_steps(log: Log, tokens_per_device: float) -> tuple[tuple[Step, ...], t
             rank = line.rank
         if line.rank != rank:
             continue
-        rate = float(match[2].replace(",", ""))
+        rate = int(match[2].replace(",", "")) if _RATE.fullmatch(match[2]) else 0
         if rate <= 0:
-            raise log.error(f"{match[2]} tokens per second; a rate above zero is expected", line)
+            raise log.error(
+                f"{describe_value(match[2])} tokens per second; a whole number above zero is expected, with nothing or "
+                "commas between its thousands",
+                line,
+            )
         steps.append(Step(tokens_per_device / rate * 1e3, int(match[1])))
         if match[4] and float(match[4]) > 100:
             raise log.error(f"it counts an MFU of {match[4]} %, which no run reaches", line)

@@ -95,7 +95,7 @@ def _list_grouped_attention(
     if attention.qk_norm:
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
         saved += keep_norm("query and key norm", layer.norm, row_count, width, share)
-        streams.append(stream_norm("query and key norm", n * (a + g) * d, share.facts))
+        streams.append(stream_norm("query and key norm", n * (a + g) * d, layer.norm, share))
     if gates:
         gated = n * gates * d
         saved.append(Saved("gate of the output, as it is and between 0 and 1", 2 * _E * gated))
@@ -194,7 +194,7 @@ def _list_compressed(
             Saved(f"numbers beside the compressed {name}", 0.0 if share.eager else _E * row_count * extra),
             Saved(f"compressed {name} after its norm", share.input_bytes * row_count * rank, for_weight=True),
         ],
-        [stream_norm(f"norm of the compressed {name}", row_count * rank)],
+        [stream_norm(f"norm of the compressed {name}", row_count * rank, norm, share)],
     )
 
 

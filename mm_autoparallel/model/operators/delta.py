@@ -20,7 +20,6 @@ from mm_autoparallel.model.operators.operators import (
     Share,
     Stream,
     keep_norm,
-    stream_norm,
 )
 
 _E = ELEMENT_BYTES
@@ -61,7 +60,7 @@ def list_delta_attention(
             Stream("norms of query and key, repeated for every value", 2 * heads_bytes, 3 * heads_bytes),
             Stream("memories of chunks", 2 * memories, 4 * memories),
             Stream("gate of the output", 3 * _E * n * v, 5 * _E * n * v),
-            stream_norm("norm of the output", n * v),
+            Stream("norm of the output", 2 * _E * n * v, 3 * _E * n * v),
         ),
         saved=(
             Saved("query, key and value before the convolution", _E * n * mixed),

@@ -110,7 +110,7 @@ def _list_patch_embedding(embedding: PatchEmbedding, tokens: TokenCounts, share:
     if embedding.num_positions:
         streams.append(Stream("added positions", 2 * output, output))
     if embedding.norm:
-        streams.append(stream_norm("norm", n * h, share.facts))
+        streams.append(stream_norm("norm", n * h, embedding.norm, share))
         saved += keep_norm("norm", embedding.norm, n, h, share)
     products = [MatrixProduct(n, embedding.in_features, h, summed_bytes=output, entry=True)]
     if embedding.num_labels:
@@ -167,7 +167,7 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
     saved: list[Saved] = []
     if projector.norm:
         row_count = elements / projector.norm_size / sp
-        streams.append(stream_norm("norm", elements / sp, share.facts))
+        streams.append(stream_norm("norm", elements / sp, projector.norm, share))
         saved += keep_norm("norm", projector.norm, row_count, projector.norm_size, share)
     products, inner = [], 0.0
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
@@ -227,7 +227,7 @@ def _list_image_head(head: ImageHead, tokens: TokenCounts, share: Share) -> Oper
     row_count = tokens_seen / share.sp
     saved = [*keep_norm("norm", head.norm, row_count, h, share)]
     streams = [
-        stream_norm("norm", row_count * h, share.facts),
+        stream_norm("norm", row_count * h, head.norm, share),
         Stream("loss", (2 + 4 + 4) * outputs, (4 + 4 + 2) * outputs),
     ]
     if head.modulated:
@@ -267,8 +267,8 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
     inside = list_layer(layer, tokens, share)
     head = list_output_head(OutputHead(module.vocab_size, h, layer.norm), tokens, share)
     joining = (
-        stream_norm("norm of the hidden state", n * h / share.sp, share.facts),
-        stream_norm("norm of the next token's embedding", n * h / share.sp, share.facts),
+        stream_norm("norm of the hidden state", n * h / share.sp, layer.norm, share),
+        stream_norm("norm of the next token's embedding", n * h / share.sp, layer.norm, share),
         Stream("look-up", 2 * whole, 2 * whole, 2 * table_gradient),
         Stream("join", 4 * boundary, 0.0),
     )

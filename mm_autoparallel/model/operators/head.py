@@ -40,7 +40,7 @@ def _add_masked(plain: Operators, head: OutputHead, tokens: TokenCounts, share: 
     )
     streams = (
         Stream("activation of the head", 2 * size_bytes, 3 * size_bytes),
-        stream_norm("norm of the head", n * h, share.facts),
+        stream_norm("norm of the head", n * h, head.norm, share),
     )
     return replace(
         plain,
@@ -65,7 +65,7 @@ def list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Ope
     copies = (Stream("joined logits", 2 * _E * logits, 2 * _E * logits),) if gathers else ()
     return Operators(
         products=(MatrixProduct(n, h, v, gathered_bytes=whole, joined_bytes=_E * logits if gathers else 0.0),),
-        streams=(stream_norm("norm", n * h / share.sp, share.facts), *copies, *loss.streams),
+        streams=(stream_norm("norm", n * h / share.sp, head.norm, share), *copies, *loss.streams),
         saved=(
             *keep_norm("norm", head.norm, n / share.sp, h, share),
             Saved("norm output, input of the vocabulary matrix", whole if share.eager else boundary, for_weight=True),

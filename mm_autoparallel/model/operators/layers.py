@@ -54,7 +54,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         streams.append(Stream("modulation", 4 * 2 * boundary, 4 * 3 * boundary))
         saved.append(Saved("norms' outputs before their scale and branches before their gate", 4 * boundary))
     if layer.post_norms:
-        streams.append(stream_norm("norms of both branches", 2 * elements, share.facts))
+        streams.append(stream_norm("norms of both branches", 2 * elements, layer.norm, share))
         saved += keep_norm("norms of both branches", layer.norm, 2 * n / share.sp, h, share)
     if layer.layer_scale:
         streams.append(Stream("layer scales", 2 * 2 * boundary, 2 * 3 * boundary))
@@ -129,7 +129,7 @@ def _list_norms(layer: TransformerLayer, n: float, share: Share) -> tuple[list[S
     gathered, where Megatron gathers each rank's part once more.
     """
     elements = n * layer.hidden_size / share.sp
-    streams = [stream_norm("norm 1", elements, share.facts), stream_norm("norm 2", elements, share.facts)]
+    streams = [stream_norm(name, elements, layer.norm, share) for name in ("norm 1", "norm 2")]
     saved = [
         *keep_norm("norm 1", layer.norm, n / share.sp, layer.hidden_size, share),
         *keep_norm("norm 2", layer.norm, n / share.sp, layer.hidden_size, share),

@@ -15,7 +15,7 @@ from typing import Literal
 
 from mm_autoparallel.model.job.context_law import repeats_groups
 from mm_autoparallel.model.job.precision import RECIPES, Precision
-from mm_autoparallel.model.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
+from mm_autoparallel.model.job.stacks import FACTS, AttentionKernel, StackFacts
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import ExpertKind, Overlap, RecomputeOperator, Workload
 from mm_autoparallel.model.profiles.collectives import ANY_GROUPS, ExpertGroups
@@ -366,9 +366,11 @@ its mean, 1/rms, the product, the copy back and the weight; in the backward thos
 transformers' LlamaRMSNorm)."""
 
 
-def stream_norm(name: str, element_count: float, facts: StackFacts = UNKNOWN) -> Stream:
-    """A fused kernel reads and writes in forward; reads input and gradient and writes a gradient in backward."""
-    if facts.norms == "operators":
+def stream_norm(name: str, element_count: float, norm: str, share: Share) -> Stream:
+    """A fused kernel reads and writes in forward; reads input and gradient and writes a gradient in backward. Eager
+    code's layer norms are PyTorch's, which are fused.
+    """
+    if share.facts.norms == "operators" and not (share.eager and norm == "layer"):
         each = 4.0 * element_count
         return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each, single=True)
     return Stream(name, 2 * ELEMENT_BYTES * element_count, 3 * ELEMENT_BYTES * element_count)

@@ -51,16 +51,21 @@ def _launches(text_ms: float, plain_ms: float, rotary_ms: float) -> dict[str, fl
     }
 
 
+_AMPERE_HOST_FACTOR = 1.375
+"""Of a host beside A100 that launches layers, over one beside H100 (Megatron-LM's functional tests: 5.5 and 4.0 ms for
+forward and backward of a text layer)."""
 _EXPERT_HOST_MS = 9.4
 """Of a host beside H100 that launches forward and backward of a layer with experts, without graphs and with none local;
 half as much again with eight. Assumed, near published steps of Moonlight and Qwen3 30B-A3B; beside A100 as much more as
 for other layers."""
 _OF_HOPPER = _launches(0.0, 1.0, 1.0) | {"expert_host_ms": _EXPERT_HOST_MS}
-_OF_AMPERE = _launches(0.0, 1.375, 1.375) | {"expert_host_ms": 1.375 * _EXPERT_HOST_MS}
+_OF_AMPERE = _launches(0.0, _AMPERE_HOST_FACTOR, _AMPERE_HOST_FACTOR) | {
+    "expert_host_ms": _AMPERE_HOST_FACTOR * _EXPERT_HOST_MS
+}
 _OF_910B, _OF_910C = _launches(1.33, 2.5, 4.0), _launches(0.8, 1.5, 2.4)
 """Ascend: published steps of MindSpeed-MM, Qwen2-VL (rotary) and InternVL2 (plain), 910C six tenths of 910B by one of
-them. GPUs: Megatron-LM's functional tests take 5.5 and 4.0 ms for forward and backward of a text layer on A100 and
-H100, of which a third is the forward; three quarters of it for a layer of a tower, the fewest operators."""
+them. GPUs: what Megatron-LM's functional tests take for a text layer on H100, of which a third is the forward; three
+quarters of it for a layer of a tower, the fewest operators."""
 
 ASSUMED = _assumed(0.80, 0.55, 0.50, 4.0, **_OF_HOPPER)
 _FLASH_ATTENTION_2 = (
@@ -132,6 +137,10 @@ def _modern(
 _OF_HOST = 4.0 / 3
 """Of the 4 ms that forward and backward of a dense layer take a host without graphs (Megatron-LM's README, GPT 1.7B on
 H100; SimuMax's table, 4.5 on B200) a third is the forward (assumed); newer hosts take 0.8 of it (assumed)."""
+CORE_ON_AMPERE = {"layer_launch_ms": _AMPERE_HOST_FACTOR * _OF_HOST, "tensor_launch_factor": 1.0}
+"""Of Megatron-Core's layers beside A100, whose figures are the older ones of all stacks: a host that is so much slower
+than the one beside H100, and as there no slower for layers that ranks share."""
+AMPERE = ("a100-80g", "a800-80g")
 _GRACE_FACTOR = 2.75
 """Of a Grace processor's time to launch, over that of an x86 one: a linear layer of PyTorch takes 37.08 us beside GB200
 and 13.48 us of a Xeon Platinum 8480C beside H100 (NVIDIA/TransformerEngine, issue 2053; 33.17 us beside GH200). That

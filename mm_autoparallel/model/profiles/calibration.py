@@ -33,8 +33,10 @@ from mm_autoparallel.model.job.cluster import Cluster, Level
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.stacks import facts_of, software_of
 from mm_autoparallel.model.profiles.assumed import (
+    AMPERE,
     ASSUMED,
     ASSUMED_OF,
+    CORE_ON_AMPERE,
     MODERN,
     MODERN_SOFTWARE,
     OF_OVERLAPPING_STACKS,
@@ -311,8 +313,10 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
         near = NEAR if software == MODERN_SOFTWARE[0] else WIDE
         return _assume(device_name, software, MODERN[device_name], {}, near)
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
-    overlapping = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
-    return _assume(device_name, software, figures | overlapping, published)
+    of_stack = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
+    if software == "megatron-core" and device_name in AMPERE:
+        of_stack = of_stack | CORE_ON_AMPERE
+    return _assume(device_name, software, figures | of_stack, published)
 
 
 def _assume(

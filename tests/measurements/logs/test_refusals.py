@@ -85,6 +85,23 @@ class TestContradictions:
                 + made_logs.megatron(steps_ms=[9000.0, *[900.0] * 5]),
                 "started 2 times",
             ),
+            (made_logs.megatron(recompute_granularity="full", recompute_num_layers="2x"), "recompute_num_layers is 2x"),
+            (
+                made_logs.megatron(recompute_granularity="full", recompute_method="block", recompute_num_layers=-2),
+                "recompute_num_layers is -2 among the arguments; a whole number of at least 1 is expected",
+            ),
+            (
+                made_logs.megatron(recompute_granularity="full", recompute_method="some", recompute_num_layers=2),
+                "recompute_method is some; uniform and block are understood",
+            ),
+            (made_logs.megatron(virtual_pipeline_model_parallel_size="two"), "parallel_size is two among"),
+            (made_logs.megatron(num_layers_per_virtual_pipeline_stage=0), "virtual_pipeline_stage is 0 among"),
+            (made_logs.megatron(decoder_first_pipeline_num_layers=0), "decoder_first_pipeline_num_layers is 0"),
+            (made_logs.megatron(decoder_last_pipeline_num_layers="all"), "decoder_last_pipeline_num_layers is all"),
+            (made_logs.megatron(hidden_dropout="some"), "hidden_dropout is some .* a number from 0 to 1 is expected"),
+            (made_logs.megatron(attention_dropout=1.5), "attention_dropout is 1.5 among the arguments"),
+            (made_logs.megatron(num_experts=8, expert_tensor_parallel_size="x"), "expert_tensor_parallel_size is x"),
+            (made_logs.megatron_deepspeed(zero_stage="one"), "zero_stage is one among the arguments"),
             (made_logs.torchtitan() + made_logs.torchtitan(device="NVIDIA H200"), "two jobs in one log"),
             (made_logs.llm_foundry(per_node=4), "n_gpus is 8, and num_nodes 1 x num_gpus_per_node 4 are 4"),
             (made_logs.llm_foundry(config=made_logs.FOUNDRY.replace(": 64", ": 63")), "no multiple of 8 devices"),
@@ -121,7 +138,51 @@ class TestContradictions:
             read(tmp_path, made_logs.torchtitan(more=["Model llama3 toy size: 7,000,000,000 total parameters"]))
 
 
+class TestNumbers:
+    """Digits up to a comma are another number, so nothing is read of it."""
+
+    @pytest.mark.parametrize("told", ["1,203.0", "1203,0", "1.203,0", "nan", "inf", "1e400", "-1203.0", "0.0", "3ms"])
+    def test_a_step(self, told: str, tmp_path: Path) -> None:
+        with pytest.raises(TableError, match=r"\(line \d+\): the step takes .* a number above zero is expected"):
+            read(tmp_path, made_logs.megatron().replace("1203.0 |", f"{told} |"))
+
+    def test_what_another_process_writes_behind_it(self, tmp_path: Path) -> None:
+        plain = read(tmp_path, made_logs.megatron())
+        assert read(tmp_path, made_logs.megatron().replace("1203.0 |", "1203.0[Rank 3] |")).content == plain.content
+
+    def test_a_unit(self, tmp_path: Path) -> None:
+        with pytest.raises(TableError, match=r"the step is told in min; ms and s are understood"):
+            read(tmp_path, made_logs.megatron().replace("iteration (ms)", "iteration (min)"))
+
+    @pytest.mark.parametrize("told", ["20,000.0", "-20000.0", "nan"])
+    def test_a_peak(self, told: str, tmp_path: Path) -> None:
+        text = made_logs.megatron(peaks={0: 20000.0})
+        with pytest.raises(TableError, match=r"\(line \d+\): the peak is .* a number above zero is expected"):
+            read(tmp_path, text.replace("max allocated: 20000.0", f"max allocated: {told}"))
+
+    @pytest.mark.parametrize("told", ["9.010", "9,0100", "90,10", "1.2e4", "nan", "0"])
+    def test_a_rate_of_torchtitan(self, told: str, tmp_path: Path) -> None:
+        text = made_logs.torchtitan()
+        assert "tps: 9,010" in text
+        with pytest.raises(TableError, match=r"tokens per second; a whole number above zero"):
+            read(tmp_path, text.replace("tps: 9,010", f"tps: {told}"))
+
+    @pytest.mark.parametrize("told", ["0,4980", "nan", "fast"])
+    def test_a_rate_of_llm_foundry(self, told: str, tmp_path: Path) -> None:
+        text = made_logs.llm_foundry().replace("batches_per_sec: 0.4980", f"batches_per_sec: {told}")
+        with pytest.raises(TableError, match=r"throughput/batches_per_sec is .* a number with a point is expected"):
+            read(tmp_path, text, device="a100-80g")
+
+
 class TestImpossible:
+    def test_a_step_in_a_smaller_unit(self, tmp_path: Path) -> None:
+        with pytest.raises(TableError, match=r"a step of 1\.2e\+06 ms is of something else: each of 8 devices"):
+            read(tmp_path, made_logs.megatron(steps_ms=[4.1e6, *[1.2e6] * 6]))
+
+    def test_a_peak_above_the_memory(self, tmp_path: Path) -> None:
+        with pytest.raises(TableError, match=r"a peak of 104\.9 GB is impossible: h100-80g has 85\.02 GB"):
+            read(tmp_path, made_logs.megatron(peaks={0: 100000.0}))
+
     def test_a_step_above_the_peak(self, tmp_path: Path) -> None:
         with pytest.raises(TableError, match="is impossible: by matrix products alone"):
             read(tmp_path, made_logs.megatron(steps_ms=[5.0, *[0.5] * 6]))
