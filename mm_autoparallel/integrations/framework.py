@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.integrations.features import Handling
@@ -154,3 +156,8 @@ class Framework(FrameworkModels):
     linter: Callable[[], Linter] | None = None
     verbs: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+
+
+def deferred(name: str) -> Callable[[], Any]:
+    """What gives `name`, `module:object` below integrations/, and imports it when it is called."""
+    return partial(resolve_name, f"{__package__}.{name}")

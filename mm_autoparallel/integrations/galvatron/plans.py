@@ -22,7 +22,7 @@ from mm_autoparallel.integrations.config_files import Totals, describe_config, n
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import only, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.galvatron.paddle import FILE as PADDLE_FILE
 from mm_autoparallel.integrations.galvatron.paddle import format_fine_grained, map_to_trainer, parse_fine_grained
 from mm_autoparallel.integrations.galvatron.strategies import (
@@ -40,6 +40,7 @@ from mm_autoparallel.integrations.galvatron.strategy_file import (
     read_strategy,
 )
 from mm_autoparallel.integrations.json_text import set_json_value
+from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.model.job.layer_layout import LayerLayout, split_mode
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import RECOMPUTE
@@ -313,3 +314,16 @@ def _strategy_of(strategy: Strategy, layout: LayerLayout, checkpoint: bool = Fal
         )
     kind = dp_type_of(layout.dp, layout.zero == 3, "zero2" if layout.zero == 2 else "ddp")
     return LayerStrategy(strategy.pp, layout.tp, layout.cp, layout.dp, kind, checkpoint=checkpoint)
+
+
+EXPORTER = Exporter(("2.4", "paddle"), JSON, export_new, export_patch, refused=frozenset(REFUSED), by_layer=True)
+LAUNCHES = (
+    patched_launch(
+        "a strategy of Galvatron's (galvatron_config_….json)",
+        is_strategy,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        takes=("seq_length",),
+    ),
+)

@@ -17,7 +17,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.export import Export, describe_other_devices, only, read_exactly, write_files
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, PlanFiles, Target
 from mm_autoparallel.integrations.launch_script import (
     find_broken_arithmetic,
     find_world_size,
@@ -263,3 +263,24 @@ def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
             "arithmetic before training"
         )
     return told + describe_other_devices(find_world_size(script), plan.strategy.world_size)
+
+
+_REFUSED = frozenset(
+    (
+        *("partial_group", "gpipe", "low_memory_chunks", "split_backwards", "pieces"),
+        *("ring", "all_to_all", "all_gather", "hierarchical"),
+        *("whole_experts", "dispatcher", "token_overlap", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline"),
+        *("kept_weights", "shards", "selective_all", "selective_some", "activation", "offload", "recompute_offload"),
+        *("swap_attention", "swap_some", "optimizer_offload", "rank_order", "precision", "graphs", "user_buffers"),
+    )
+)
+PLAN_FILES = PlanFiles("model.json", write_plan, read_plan_back)
+EXPORTER = Exporter(
+    ("2.x",),
+    "model.json pretrain.sh",
+    None,
+    export_patch,
+    frozenset({"recompute_stages"}),
+    _REFUSED,
+    by_module="2.x",
+)
