@@ -32,7 +32,7 @@ class LaunchKind:
 
     is_one: whether the file at a path is of this kind. find_devices: nodes and devices a node that it asks for, None
     where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
-    PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
+    PlannerError where that is not known. planned_files: what writing a plan into a folder will write. write_plan:
     (plan, file, folder, what a person said beside the file, overwrite) → what was written. asked_last: `is_one` goes by
     the file's ending alone, so that other kinds are asked first. takes: which of Given's fields `beside`, `entry`,
     `seq_length`, `global_batch_size` and `micro_batch_size` it reads; `import` refuses the others.

@@ -29,10 +29,9 @@ from mm_autoparallel.integrations.accelerate.read import (
 )
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, section_at, size_at, spell_by, totals_of
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.yaml_text import set_file_values
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.plan import Plan

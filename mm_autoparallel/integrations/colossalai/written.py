@@ -21,11 +21,10 @@ from mm_autoparallel.integrations.colossalai.read import (
     read_plan,
 )
 from mm_autoparallel.integrations.config_files import totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import list_features, refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER
 from mm_autoparallel.planner.plan import Plan
 

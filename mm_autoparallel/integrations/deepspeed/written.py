@@ -25,11 +25,10 @@ from mm_autoparallel.integrations.deepspeed.read import (
     read_launch_plan,
     read_plan,
 )
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.python_text import format_plan
 from mm_autoparallel.planner.plan import Plan
 

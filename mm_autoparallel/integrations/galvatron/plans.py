@@ -20,7 +20,7 @@ from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import Totals, describe_config, need, read_totals, totals_of
 from mm_autoparallel.integrations.described import Described, Given
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.galvatron.paddle import FILE as PADDLE_FILE
@@ -40,7 +40,6 @@ from mm_autoparallel.integrations.galvatron.strategy_file import (
     read_strategy,
 )
 from mm_autoparallel.integrations.json_text import set_json_value
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.model.job.layer_layout import LayerLayout, split_mode
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import RECOMPUTE

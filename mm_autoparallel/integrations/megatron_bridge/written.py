@@ -14,7 +14,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.megatron_bridge.config import find_started_devices, flatten, is_config, to_script
 from mm_autoparallel.integrations.megatron_bridge.dialect import describe_config, join_modules, read_config_plan
@@ -25,7 +25,6 @@ from mm_autoparallel.integrations.megatron_core.dialect import without_mindspeed
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
 from mm_autoparallel.integrations.megatron_core.written import REFUSED, ROUNDED
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.planner.plan import Plan
 

@@ -1,4 +1,4 @@
-"""`lint` of Megatron-LM's launch files: every rule of file_rules.py, as far as numbers can be told from the file."""
+"""`lint` of Megatron-LM's launch files: every rule of file_rules.py, as far as numbers are known from the file."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.launch_script import find_devices
 from mm_autoparallel.integrations.megatron_core import flags
@@ -23,7 +23,6 @@ from mm_autoparallel.integrations.megatron_core.launch import (
 )
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER

@@ -16,7 +16,7 @@ from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import Lost, check_decided
 from mm_autoparallel.integrations.described import Described, Given
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
@@ -27,7 +27,6 @@ from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
 from mm_autoparallel.integrations.mindformers.selected_operators import SELECT_KEYS
 from mm_autoparallel.integrations.mindformers.yaml_keys import PRETRAIN, TEMPLATE_V2, YamlKeys
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_yaml_values
 from mm_autoparallel.model.job.workload import ContextParallel
 from mm_autoparallel.planner.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePath
 
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.file_rules import OLD
 from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
@@ -23,7 +23,6 @@ from mm_autoparallel.integrations.megatron_core.launch import (
 from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
 from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_flags
 from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.planner.plan import Plan
 
 TUNES = "posttrain_gpt.py"

@@ -154,7 +154,7 @@ def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
 def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
     """The plan that the two files train under. world_size: of the training, where the script's is not meant.
 
-    Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
+    Raises JobError where a size is not known or the world size is known neither here nor there, PlanError where the
     two files do not go together.
     """
     script = read_launch_script(launch_script_path)
@@ -212,7 +212,7 @@ def _read_model(path: Path, script: LaunchScript) -> Model:
 def point_to(script: LaunchScript, source: Path, target: Path, flag: str = flags.MODEL) -> LaunchScript:
     """The script that names the file at `target` behind `flag` in place of that at `source`.
 
-    Raises JobError where what it names cannot be told, or a shell would not take the new name as it is.
+    Raises JobError where what it names is not known, or a shell would not take the new name as it is.
     """
     if target.resolve() == source.resolve():
         return script

@@ -57,7 +57,7 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
 
 
 def _find_in_model(model: Path, script: Path, given: Given) -> Iterator[Finding]:
-    """What the model.json says wrongly for the sizes of the script; what the script alone says is told by itself."""
+    """What the model.json says wrongly for the sizes of the script; what the script alone says is found apart."""
     twice = [*find_twice(model)]
     yield from twice
     if twice:

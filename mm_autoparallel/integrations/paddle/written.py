@@ -13,7 +13,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
@@ -40,7 +40,6 @@ from mm_autoparallel.integrations.paddle.read import (
     read_launch_plan,
     read_plan,
 )
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.yaml_text import set_file_values
 from mm_autoparallel.planner.plan import Plan
 

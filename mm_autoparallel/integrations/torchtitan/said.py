@@ -94,7 +94,7 @@ def find_version(path: Path) -> str:
 
 
 def _known_of(section: object, known: list[str]) -> object:
-    """A section without the keys that nobody knows, which are told by themselves."""
+    """A section without the keys that nobody knows, which have findings of their own."""
     return {key: value for key, value in section.items() if key in known} if isinstance(section, dict) else section
 
 

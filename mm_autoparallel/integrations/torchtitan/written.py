@@ -10,10 +10,9 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
-from mm_autoparallel.integrations.patching import patched_launch
 from mm_autoparallel.integrations.toml_text import parse_toml, set_toml_values
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.integrations.torchtitan.config import (
