@@ -1,6 +1,6 @@
 r"""Standard output and standard error: everything that the package prints passes here, made fit for a terminal.
 
-What is told on the way to a result goes to the logger `mm_autoparallel`, silent until somebody listens. The command
+What is said on the way to a result goes to the logger `mm_autoparallel`, silent until somebody listens. The command
 line and the hooks attach a handler that prints it on standard error (`telling`).
 
 Names in jobs, tables, messages of other nodes or paths may hold characters that a terminal obeys: escape sequences,

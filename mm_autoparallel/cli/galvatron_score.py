@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read both, tell the figures. Exit code 0 where it does not fit too: that is told."""
+    """Read both, tell the figures. Exit code 0 where it does not fit too: the figures say that."""
     from mm_autoparallel.integrations.galvatron.score import Extensions
 
     space = read_space(arguments, Extensions(arguments.reserve_fraction))

@@ -1,4 +1,4 @@
-"""What `import` and `lint` are told beside launch files: the same options, read the same way."""
+"""What a person says to `import` and `lint` beside launch files: the same options, read the same way."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _try_best(source: Pretrain, best: RankedCandidate) -> Path | None:
-    """`_write_best`, whose failure is told and takes nothing of the ranking away."""
+    """`_write_best`, whose failure becomes a warning and takes nothing of the ranking away."""
     try:
         return _write_best(source, best)
     except (JobError, PlanError) as error:

@@ -80,7 +80,7 @@ def _print(simulation: Simulation) -> None:
 def _watch(arguments: argparse.Namespace) -> int:
     """Simulate each version of plan and job until a signal comes, which is no failure once one was printed.
 
-    What is wrong with a version is told, and the watch goes on; but a file that is missing at the start is a mistyped
+    What is wrong with a version is said, and the watch goes on; but a file that is missing at the start is a mistyped
     name.
     """
     paths = (arguments.config, arguments.job)

@@ -238,7 +238,7 @@ def _summary_table(scores: Sequence[score.TableScore], judged_tables: Sequence[J
 
 
 def _outcomes_words(found: score.MemoryOutcomes) -> tuple[str, str]:
-    """What was told of how many rows."""
+    """What predictions said of how many rows."""
     told = f"out of memory: right {found.right}, missed {found.missed}, false {found.false}"
     return told, str(found.right + found.missed + found.false)
 

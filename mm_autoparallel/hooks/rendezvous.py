@@ -152,7 +152,7 @@ class Rendezvous:
         self._seals[0] = documents.Seal(self._token, "pair", *pair, self._nonce)
 
     def _meet(self, node: int) -> documents.Hello | None:
-        """On node 0: what `node` shows, once it does. What was not sealed for this launch is no node's, and is told."""
+        """On node 0: what `node` shows, once it does. What is not sealed for this launch is no node's: a message."""
         key, pair = f"hello/{node}", (self._nonce, str(node))
         text = self._read(key)
         if text is None:

@@ -113,7 +113,7 @@ _COLUMNS = (
     *("pp", "tp", "dp", "ring_attention", "ulysses", "mbs", "vpp", "ep", "peak_memory", "e2e_time"),
     *("zero", "planned_ms", "trial_planned_ms", "trial_trained_ms", "whole"),
 )
-"""Those of upstream's file of this name, in its order, and ours. peak_memory: MiB, trained where that was told, else
+"""Those of upstream's file of this name, in its order, and ours. peak_memory: MiB, trained where a run said that, else
 planned; e2e_time: ms, corrected by what the trial took; whole: what was trained is the plan, nothing was cut."""
 
 

@@ -47,7 +47,7 @@ _INSTEAD = {
     "layers": ("pp",),
     "zero": ("tp", "dp"),
 }
-"""Where a file has no key of its own for a choice, whose line is told."""
+"""Where a file has no key of its own for a choice, whose line a finding names."""
 
 RULES = (*rules.SIZES, rules.CONTRADICTED, rules.IDLE, rules.MISSPELT, rules.KEY_TWICE)
 
@@ -72,7 +72,7 @@ def say(
     takes: Collection[str] = (),
 ) -> Said:
     """What the configuration at `path`, whose content is `fields`, says. numbers: what its keys do not say as they
-    stand, in their place; None: not to be told. takes: those of BATCHES that a person may say."""
+    stand, in their place; None: leave it out. takes: those of BATCHES that a person may say."""
     told: dict[str, int | None] = dict(read_sizes(given.model_config))
     names: dict[str, str] = {}
     for quantity, candidates in keys.items():

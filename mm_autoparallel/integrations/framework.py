@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.integrations.features import Handling
@@ -30,7 +32,7 @@ class LaunchKind:
 
     is_one: whether the file at a path is of this kind. find_devices: nodes and devices a node that it asks for, None
     where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
-    PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
+    PlannerError where that is not known. planned_files: what writing a plan into a folder will write. write_plan:
     (plan, file, folder, what a person said beside the file, overwrite) → what was written. asked_last: `is_one` goes by
     the file's ending alone, so that other kinds are asked first. takes: which of Given's fields `beside`, `entry`,
     `seq_length`, `global_batch_size` and `micro_batch_size` it reads; `import` refuses the others.
@@ -154,3 +156,8 @@ class Framework(FrameworkModels):
     linter: Callable[[], Linter] | None = None
     verbs: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+
+
+def deferred(name: str) -> Callable[[], Any]:
+    """What gives `name`, `module:object` below integrations/, and imports it when it is called."""
+    return partial(resolve_name, f"{__package__}.{name}")

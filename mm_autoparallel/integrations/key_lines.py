@@ -44,7 +44,7 @@ class KeyLines:
 
 
 def read_key_lines(path: Path, entry: str | None = None) -> KeyLines:
-    """The lines of the keys of the configuration at `path`; none where its form cannot be told. entry: the function
+    """The lines of the keys of the configuration at `path`; none where its form is not known. entry: the function
     that is meant, where a Python file has several: what it says comes last."""
     text = read_text(path, "configuration", "text")
     if path.suffix in (".json", ".yaml", ".yml"):

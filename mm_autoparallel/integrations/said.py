@@ -41,7 +41,7 @@ class KeyTable:
 class Said:
     """What the file at `path` says, and what a person says beside it.
 
-    numbers: quantity → its number, where it can be told: world_size, per_node (devices), sizes by the fields of
+    numbers: quantity → its number, where it is known: world_size, per_node (devices), sizes by the fields of
     Strategy, micro_batches, global_batch_size, num_layers, heads, query_groups, experts, seq_length, positions,
     vocab_size, vocab_step (what the vocabulary is padded to a multiple of, a rank), recomputed (of each virtual stage),
     ranks (TP x CP x DP over which experts are dealt), group (micro-batches of a group with chunks). keys: quantity,
@@ -99,7 +99,7 @@ class Said:
 
     @property
     def vpp(self) -> int:
-        """Chunks of a stage, as far as they can be told."""
+        """Chunks of a stage, as far as they are known."""
         return len(self.layers) // self.size("pp") if isinstance(self.layers, tuple) else self.size("vpp")
 
     def found(

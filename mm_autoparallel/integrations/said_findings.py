@@ -11,7 +11,7 @@ from mm_autoparallel.integrations.said import Said
 
 
 def find_sizes(said: Said) -> Iterator[Finding]:
-    """All that rules of sizes find, as far as numbers can be told; goes on after the first."""
+    """All that rules of sizes find, as far as numbers are known; goes on after the first."""
     for look in _LOOKS:
         yield from look(said)
 

@@ -59,7 +59,7 @@ class _If:
 
 @dataclass
 class Branches:
-    """dead: where text lies that does not run, in order. doubts: a character and what cannot be told there."""
+    """dead: where text lies that does not run, in order. doubts: a character and what is not known there."""
 
     dead: list[tuple[int, int]] = field(default_factory=list)
     doubts: list[tuple[int, str]] = field(default_factory=list)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from mm_autoparallel.integrations.shell_arithmetic import calculate
 
 Look = Callable[[str], str | None]
-"""The text that a variable holds, empty where nobody sets it; None where that cannot be told."""
+"""The text that a variable holds, empty where nobody sets it; None where that is not known."""
 
 _HELD = r"\$\{[^}]*\}|\$(?!\{)|\\(?:.|\n)"
 QUOTED = rf"\"(?:{_HELD}|[^\"\\$])*\"|'[^']*'"
@@ -40,7 +40,7 @@ _MAX_TOKENS = 200
 
 
 def holds(condition: str, look: Look) -> bool | None:
-    """Whether the command list `condition` succeeds; None where that cannot be told."""
+    """Whether the command list `condition` succeeds; None where that is not known."""
     tokens: list[str] = []
     at = 0
     while at < len(condition):
@@ -55,7 +55,7 @@ def holds(condition: str, look: Look) -> bool | None:
 
 
 def expand(word: str, look: Look) -> str | None:
-    """The text that one shell word stands for, quotes left out; None where it cannot be told."""
+    """The text that one shell word stands for, quotes left out; None where it is not known."""
     found: list[str] = []
     if "".join(part[0] for part in _PARTS.finditer(word)) != word:
         return None  # a quote or a brace that does not end

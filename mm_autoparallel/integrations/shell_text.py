@@ -130,7 +130,7 @@ class LaunchScript:
         return self._assigned.get(name, [])
 
     def evaluate(self, text: str, known: Mapping[str, int] | None = None) -> int | None:
-        """The whole number that `text` comes to, variables in `known` being given; None where it cannot be told."""
+        """The whole number that `text` comes to, variables in `known` being given; None where it is not known."""
         return _Evaluation(self, dict(known or {})).evaluate(text)
 
     def set_flag(self, flag: str, value: int, known: Mapping[str, int]) -> LaunchScript:
@@ -194,11 +194,11 @@ class LaunchScript:
         return self.set_variable(name, value, known, flag, through)
 
     def resolve(self, flag: str) -> str:
-        """The text that `flag` passes in the end, through variables. Raises JobError where it cannot be told."""
+        """The text that `flag` passes in the end, through variables. Raises JobError where it is not known."""
         return self._holder(flag).text
 
     def set_text(self, flag: str, text: str) -> LaunchScript:
-        """The script in which `flag` passes `text`, which needs no quotes. Raises JobError where it cannot be told."""
+        """The script in which `flag` passes `text`, which needs no quotes. Raises JobError where it is not known."""
         return self.replace(self._holder(flag), text)
 
     def _holder(self, flag: str) -> Word:
@@ -361,7 +361,7 @@ class _Evaluation:
         return self.variable(reference["name"] or reference["braced"], reference["default"]) if reference else None
 
     def variable(self, name: str, default: str | None = None) -> int | None:
-        """The whole number that the variable `name` holds in the end; None where it cannot be told."""
+        """The whole number that the variable `name` holds in the end; None where it is not known."""
         if name in self.values:
             return self.values[name]
         assigned = self.script.assignments(name)

@@ -20,10 +20,10 @@ GAIN_FRACTION = 0.02
 """Of a step: what saves less is not told. Assumed: predictions of one strategy's variants are no better than that."""
 
 BUBBLE_FRACTION = 0.20
-"""Of all stages' time, idle: more is told."""
+"""Of all stages' time, idle: a finding says more."""
 
 LIKELY_PROBABILITY, SAFE_PROBABILITY = 0.2, 0.05
-"""Of running out of memory: a higher one is told, and a plan that is advised has a lower one. Assumed."""
+"""Of running out of memory: a finding says a higher one, and a plan that is advised has a lower one. Assumed."""
 
 _MAX_MOVES = 12
 """Layers that are moved to balance stages, at most; assumed, some hundred simulated steps each."""

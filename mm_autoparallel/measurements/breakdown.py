@@ -40,8 +40,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class ChanceBin:
-    """Rows whose chance to run out of memory was told between low_fraction and high_fraction: how many there are, the
-    mean of what was told, and the share that did run out. Both are 0 where there is no row.
+    """Rows whose chance to run out of memory lay between low_fraction and high_fraction: how many there are, the
+    mean of what was predicted, and the share that did run out. Both are 0 where there is no row.
     """
 
     low_fraction: float

@@ -2,7 +2,7 @@
 
 **Regret** is the measured step of the planner's pick over the least measured step, minus one. A small error of steps
 does not make a good choice, nor does a large one spoil it: most pairs of a sweep are far apart, and the few best ones
-are not. So regret is told beside the errors, and first.
+are not. So the score shows regret beside the errors, and first.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from mm_autoparallel.measurements.gpt import GPT_SEQ_LENGTH, PADDED_VOCAB_SIZE, gpt_model
@@ -158,12 +157,6 @@ def cut_layers(model: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
             dense = layers["experts"]["dense_layers"]
             layers["experts"]["dense_layers"] = [index for index in dense if index < num_layers]
     return model
-
-
-def with_layers(model: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """`model` with some sizes of its text layers changed."""
-    text = dict(model["text"])
-    return {**model, "text": {**text, "layers": {**text["layers"], **changed}}}
 
 
 def _plain(name: str) -> str:

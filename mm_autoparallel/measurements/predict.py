@@ -31,7 +31,7 @@ UNCALIBRATED = "uncalibrated"
 """What a prediction calls the assumed figures of a device."""
 
 LIKELY = 0.5
-"""The chance to run out of memory from which on a run is told to do so."""
+"""The chance to run out of memory from which on a run is predicted to do so."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Prediction:
     step_ms: one step; interval_ms: between which steps a measured one is expected, whatever the row leaves unstated.
     peak_allocated_bytes: per pipeline stage, what tensors and workspaces take of a device, its context aside;
     peak_interval_bytes: the least and the most of that under what the row leaves unstated. resting_bytes: per stage,
-    what stays allocated between steps. fits: the run is told not to
+    what stays allocated between steps. fits: the prediction is that the run does not
     end out of memory (_is_expected_to_fit). calibration: its name, `uncalibrated`, or `measured` where the job's
     profiles hold every block's time. calibrated_on: the row is one that the calibration was fitted to. oom_probability:
-    the chance that the run ends out of memory; None where none is told. doubts: what widened the interval beside the
+    the chance that the run ends out of memory; None where there is none. doubts: what widened the interval beside the
     calibration's own (model/costs/doubt.py).
     """
 
@@ -94,7 +94,7 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
 
 
 def _is_expected_to_fit(estimate: Estimate, case: MeasuredCase) -> bool:
-    """Whether a run is told to fit: within its limit where its job sets one, else where it more likely does than not.
+    """Whether a run is to fit: within its limit where its job sets one, else where it more likely does than not.
 
     The limit that is assumed where none is set leaves room that a planner can spare; a run that others made has none.
     """

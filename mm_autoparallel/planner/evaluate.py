@@ -52,7 +52,7 @@ class Estimate:
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
     fragments. memory: the same by cause. host_bytes: per stage, the most that lies on the host for each device: what
     offloaded layers keep, and optimizer states. fits: every peak is within its limit, on device and host, which is what
-    `memory_fraction` allows; chance is told by oom_probability. device_memory_bytes: per stage, all of a device.
+    `memory_fraction` allows; oom_probability is the chance. device_memory_bytes: per stage, all of a device.
     interval: where a measured step is expected around step_ms, None where every block was measured. replica_step_ms:
     where slow devices lie in different stages of different replicas, the step of the slowest replica by itself, which
     step_ms is then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what

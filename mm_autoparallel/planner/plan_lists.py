@@ -1,4 +1,4 @@
-"""The lists of a plan's file, one number a stage or, with chunks, [chunk][stage], and how what is wrong is told."""
+"""The lists of a plan's file, one number a stage or, with chunks, [chunk][stage], and the words for what is wrong."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def measure_host(
 ) -> dict[str, HostTimes]:
     """Modality → what launching one of its layers takes, in the process that asks.
 
-    num_layers: of the whole model. A modality of one layer cannot be told and is left out. Everything should train in
+    num_layers: of the whole model. A modality of one layer cannot be measured so. Everything should train in
     `subject`: of a frozen tower there is no backward to time.
     """
     told = {name: min(MORE_LAYERS, count - 1) for name, count in num_layers.items() if count > 1}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +22,6 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mm_autoparallel.profilers.torch_releases import device_module, memory_profile, start_ns
-
-Returned = TypeVar("Returned")
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -234,11 +232,3 @@ _MEMORY_EVENT = "[memory]"
 """What PyTorch's profiler calls an allocation (positive bytes) or a release (negative)."""
 
 _MARK = "mm_autoparallel mark "
-
-
-def peak_transient_bytes(run: Callable[[], Returned], device: torch.device) -> tuple[Returned, int]:
-    """What `run` returns, and the most bytes it had allocated beyond those that are still there when it returns."""
-    with AllocationTrace(device) as trace:
-        trace.mark("run")
-        returned = run()
-    return returned, trace.segments["run"].passing_bytes

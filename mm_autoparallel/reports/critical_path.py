@@ -84,7 +84,7 @@ def describe_path(timeline: Timeline) -> str:
 
 
 _MOST_PARTS = 5
-"""Of a path that are told one by one. Assumed: who reads more looks into the document of --json."""
+"""Of a path that are shown one by one. Assumed: who reads more looks into the document of --json."""
 
 
 def _count(number: int, word: str) -> str:

@@ -106,7 +106,7 @@ def stage_time_table(timeline: Timeline) -> Table:
 def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows: Literal["modality", "name"]) -> Table:
     """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
 
-    Of modes but recompute those are told in which some layer runs. rows: whether layers are counted by modality or by
+    Of modes but recompute those are shown in which some layer runs. rows: whether layers are counted by modality or by
     name of their block. With chunks, counts are joined by `+`, in the order of the chunks. What lies on the host stands
     behind, where something does. A peak above its limit is marked `OVER`.
     """

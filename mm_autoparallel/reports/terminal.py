@@ -1,4 +1,4 @@
-"""What a person is told on the way to a result: on standard error, so that a result on standard output stays clean."""
+"""What a person reads on the way to a result: on standard error, so that a result on standard output stays clean."""
 
 from __future__ import annotations
 

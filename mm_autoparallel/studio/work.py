@@ -1,7 +1,7 @@
 """Work: what runs beside the page, one search at a time in a thread of its own, with progress and an end to it.
 
 It looks at the session when it begins and comes back to it when it ends: what it found becomes the plan that is worked
-on where the job is still the same, and is told as an answer where it is not.
+on where the job is still the same, and becomes an answer where it is not.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import pytest
 
 from mm_autoparallel.model.costs.scales import (
     AFTER_BACKWARD,
+    CONTEXT_PARALLEL,
+    EXPERT_EXCHANGE,
     GRADIENT_REDUCTION,
-    INSIDE_BLOCKS,
     OPTIMIZER,
     PARAMETER_GATHER,
     PIPELINE,
@@ -45,7 +46,15 @@ def scaled(job: Job, strategy: Strategy, **factors: float) -> Problem:
 
 def test_factors_of_one_change_no_digit(make_job: MakeJob) -> None:
     job = make_job(tied=True)
-    names = (*INSIDE_BLOCKS, PIPELINE, *AFTER_BACKWARD, "text_layer", "vision_layer")
+    names = (
+        TENSOR_PARALLEL,
+        CONTEXT_PARALLEL,
+        EXPERT_EXCHANGE,
+        PIPELINE,
+        *AFTER_BACKWARD,
+        "text_layer",
+        "vision_layer",
+    )
     assert build_problem(job, STRATEGY, scales=scale_all(names, 1.0)) == build_problem(job, STRATEGY)
 
 

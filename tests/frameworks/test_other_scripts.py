@@ -9,7 +9,7 @@ import pytest
 from mm_autoparallel.api.imported import import_launch
 from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.integrations.other_trainers import name_trainer
+from mm_autoparallel.integrations.catalog import name_trainer
 
 FLAGS = (
     "--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "

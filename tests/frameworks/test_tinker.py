@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinker_folders import write_folder
+from tinker_folders import read_results, write_folder
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.cli.tinker_options import read_settings
@@ -22,7 +22,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.tinker.cost import Chain, Choice, Cluster
 from mm_autoparallel.integrations.tinker.ours import place_chain, plan_folder, simulate_layers
 from mm_autoparallel.integrations.tinker.profiles import DATA, INTER, INTRA, Config, Folder, read_folder
-from mm_autoparallel.integrations.tinker.results import format_results, read_results
+from mm_autoparallel.integrations.tinker.results import format_results
 from mm_autoparallel.integrations.tinker.search import list_choices, search
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tinker"

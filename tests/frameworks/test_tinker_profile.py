@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tinker_folders import read_results
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError
@@ -22,7 +23,6 @@ from mm_autoparallel.integrations.catalog import find_launch
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.huggingface.written import write_config
 from mm_autoparallel.integrations.tinker.profiles import INTER, Config, read_folder
-from mm_autoparallel.integrations.tinker.results import read_results
 from mm_autoparallel.integrations.tinker.written_profiles import (
     Named,
     format_folder,

@@ -1,15 +1,68 @@
-"""Folders of measurements as Tinker's profiler writes them, with figures drawn at random."""
+"""Folders of measurements as Tinker's profiler writes them, with figures drawn at random; its results.csv, read."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value, read_text
 from mm_autoparallel.integrations.tinker.profiles import COLUMNS, DATA, INTER, INTRA
+from mm_autoparallel.integrations.tinker.results import HEADER
 
 BLOCKS = ("embedding", "transformer_block", "final_norm", "post_process")
 SIZES = ",".join(str(2**power) for power in range(11))
+_ROW = re.compile(
+    r"(?P<sizes>(?:\d+,){8})"
+    + ",".join(rf'"?\[(?P<{name}>[\d., ]+)\]"?' for name in ("layers", "times", "sizes_gb"))
+    + r",(?P<step_ms>[\d.]+),(?P<peak_gb>[\d.]+),(?P<tokens>[\d.]+)"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of results.csv. sizes: tp, sp, ep, mbs, dp, pp, recompute, dist_opt. Lists by stage; times in ms, memory in
+    1000 MiB, which Tinker calls GB."""
+
+    sizes: tuple[int, ...]
+    layers: tuple[int, ...]
+    times_ms: tuple[float, ...]
+    memory_gb: tuple[float, ...]
+    step_ms: float
+    peak_gb: float
+    tokens_per_device_s: float
+
+
+def read_results(path: Path) -> tuple[Row, ...]:
+    """The rows of results.csv at `path`, of Tinker's own (lists not quoted) or ours. Raises JobError with the line."""
+    lines = read_text(path, "results", "CSV file").splitlines()
+    if not lines or lines[0].strip() != HEADER:
+        raise JobError(f"{path}: line 1 is {describe_value(lines[0] if lines else '')}; {HEADER} is expected")
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        found = _ROW.fullmatch(line.strip())
+        if found is None:
+            raise JobError(f"{path}: line {number} is {describe_value(line)}; a row as its header says is expected")
+        try:
+            rows.append(
+                Row(
+                    tuple(map(int, found["sizes"].strip(",").split(","))),
+                    tuple(map(int, found["layers"].split(","))),
+                    tuple(map(float, found["times"].split(","))),
+                    tuple(map(float, found["sizes_gb"].split(","))),
+                    float(found["step_ms"]),
+                    float(found["peak_gb"]),
+                    float(found["tokens"]),
+                )
+            )
+        except ValueError as failure:
+            raise JobError(f"{path}: line {number}: {failure}") from None
+    return tuple(rows)
 
 
 def write_folder(

@@ -20,12 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinker_folders import write_folder
+from tinker_folders import Row, read_results, write_folder
 
 from mm_autoparallel.api.imported import import_launch
 from mm_autoparallel.integrations.tinker.cost import Cluster
 from mm_autoparallel.integrations.tinker.profiles import read_folder
-from mm_autoparallel.integrations.tinker.results import RESULTS, Row, format_results, read_results
+from mm_autoparallel.integrations.tinker.results import RESULTS, format_results
 from mm_autoparallel.integrations.tinker.search import search
 from mm_autoparallel.integrations.tinker.written_profiles import Named, format_folder, list_configs
 

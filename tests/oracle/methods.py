@@ -29,7 +29,7 @@ from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.placement.cuts.solve import solve_with_cuts
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.state_graph import build_layers
 from mm_autoparallel.pipeline.placement.patterns.thinned import thin
@@ -97,7 +97,7 @@ def thinned_mixtures(document: Document, problem: Problem, best_ms: float) -> st
         if linked is None:
             bound_ms = target_ms
         else:
-            splits = SplitSearch(segments.problem, *linked, graph, target_ms, spread=spread)
+            splits = BranchAndBound(segments.problem, *linked, graph, target_ms, spread=spread)
             splits.advance(20_000_000, go_on)
             bound_ms = splits.lower_bound_ms
         if bound_ms > best_ms * ABOVE:

@@ -15,7 +15,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed, read_certificate, write_certificate
 from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
 from mm_autoparallel.pipeline.certify.verify import verify
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, play_game
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers, fill_least
@@ -48,11 +48,11 @@ def unpruned(problem: Problem, below_ms: float) -> tuple[Layers, list[StagePatte
     return build_layers(segments, patterns) if all(map(len, patterns)) else None
 
 
-def search(problem: Problem, target_ms: float, heavy_first: bool = False) -> SplitSearch | None:
+def search(problem: Problem, target_ms: float, heavy_first: bool = False) -> BranchAndBound | None:
     linked = unpruned(problem, target_ms)
     if linked is None:
         return None
-    splits = SplitSearch(problem, *linked, whole_graph(problem), target_ms, heavy_first)
+    splits = BranchAndBound(problem, *linked, whole_graph(problem), target_ms, heavy_first)
     splits.advance(100_000_000_000, go_on)
     assert splits.exhausted
     return splits
@@ -151,7 +151,7 @@ def test_open_cases_are_bounded_in_counted_work(name: str) -> None:
     if tree.layers is None:  # its plays of single stages suffice
         assert tree.exhausted
         return
-    splits = SplitSearch(problem, tree.layers, tree.patterns, full, target_ms)
+    splits = BranchAndBound(problem, tree.layers, tree.patterns, full, target_ms)
     splits.advance(300_000_000, go_on)
     assert splits.lower_bound_ms == target_ms
     assert splits.best is None

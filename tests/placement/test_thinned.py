@@ -11,7 +11,7 @@ from nouns import brute_force
 
 from mm_autoparallel.pipeline.placement import place
 from mm_autoparallel.pipeline.placement.methods import METHODS
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.state_graph import build_layers
 from mm_autoparallel.pipeline.placement.patterns.thinned import Spread, thin
@@ -56,7 +56,7 @@ def bound_below(problem: Problem, light: tuple[Segments, Spread], target_ms: flo
     linked = build_layers(segments, [list_patterns(segments, graph, s, *each) for s, each in enumerate(limits)])
     if linked is None:
         return target_ms
-    splits = SplitSearch(segments.problem, *linked, graph, target_ms, spread=spread)
+    splits = BranchAndBound(segments.problem, *linked, graph, target_ms, spread=spread)
     splits.advance(10**12, go_on)
     assert splits.exhausted
     assert splits.best is None

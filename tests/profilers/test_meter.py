@@ -15,7 +15,6 @@ from mm_autoparallel.profilers.meter import (  # noqa: E402
     KeptActivations,
     count_bytes,
     count_numbers,
-    peak_transient_bytes,
 )
 from mm_autoparallel.profilers.shard import fake_mesh  # noqa: E402
 
@@ -120,11 +119,14 @@ def test_of_a_distributed_tensor_this_rank_s_part_counts() -> None:
 def test_passing_bytes_are_those_beyond_what_stays() -> None:
     state = torch.randn(256, 1024)
     size = 256 * 1024 * FLOAT
-    output, passing = peak_transient_bytes(lambda: (state + 1).exp_().sum(dim=1), CPU)
-    assert passing == size
-    output, passing = peak_transient_bytes(state.clone, CPU)
-    assert passing == 0
-    assert output.shape == state.shape
+    with AllocationTrace(CPU) as trace:
+        trace.mark("sum")
+        kept = (state + 1).exp_().sum(dim=1)
+        trace.mark("copy")
+        copied = state.clone()
+    assert trace.segments["sum"].passing_bytes == size
+    assert trace.segments["copy"].passing_bytes == 0
+    del kept, copied
 
 
 def test_segments_are_counted_from_their_own_mark() -> None:

@@ -16,10 +16,13 @@ from torch.nn import functional  # noqa: E402
 from mm_autoparallel.model.profiles.operators.base import Sampled  # noqa: E402
 from mm_autoparallel.model.profiles.operators.form import OperatorForm  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
-from mm_autoparallel.profilers.operators.benchmark import measure_forms  # noqa: E402
+from mm_autoparallel.profilers.operators.benchmark import (  # noqa: E402
+    Unrepeatable,
+    measure_forms,
+    prepare,
+)
 from mm_autoparallel.profilers.operators.clock import OperatorClock  # noqa: E402
 from mm_autoparallel.profilers.operators.forms import form_of  # noqa: E402
-from mm_autoparallel.profilers.operators.replay import Unrepeatable, prepare  # noqa: E402
 from mm_autoparallel.profilers.trace.recorder import Recorder  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ TRACING = "profilers/trace/"
 TRACING_FROM = "2.7.1"
 
 SHIPPED = "integrations/torch/shipped/"
-"""`export --to torch` ships this code, for releases that it names (integrations/torch/framework.py)."""
+"""`export --to torch` ships this code, for releases that it names (integrations/torch/written.py)."""
 SHIPPED_FROM = "2.7.1"
 
 NOT_OF_CUDA = {f"{DEVICE}.is_autocast_enabled", f"{DEVICE}.get_autocast_dtype"}

@@ -21,7 +21,8 @@ from mm_autoparallel.integrations.accelerate.read import (
     find_devices,
     read_layers,
 )
-from mm_autoparallel.integrations.config_said import BATCHES, Fields, deal, flatten, say
+from mm_autoparallel.integrations.accelerate.written import spell
+from mm_autoparallel.integrations.config_said import BATCHES, Fields, deal, flatten, make_linter, say
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.said import KeyTable, Said
 
@@ -106,3 +107,6 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
         return replace(said, numbers=numbers), fields
     layers = deal(str(path), lambda: read_layers(section, total, pp, str(path)))
     return replace(said, numbers=numbers, layers=layers), fields
+
+
+LINTER = make_linter(read_said, KEYS, spell, KNOWN)

@@ -21,13 +21,17 @@ from mm_autoparallel.integrations.accelerate.read import (
     SIZES,
     TYPE,
     ULYSSES,
+    describe_launch,
+    find_devices,
+    is_config,
+    read_launch_plan,
     read_plan,
 )
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, section_at, size_at, spell_by, totals_of
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.yaml_text import set_file_values
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.plan import Plan
@@ -221,3 +225,24 @@ def _decide_megatron(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]
     section = {f"megatron_lm_{name}": value for name, value in values.items() if value is not None}
     run = replace(plan, recompute={"text": rounded})
     return run, {TYPE: "MEGATRON_LM", MEGATRON: section, FSDP: None, SIZES: None, DEEPSPEED: None}, told
+
+
+EXPORTER = Exporter(
+    ("1.15",),
+    CONFIG,
+    export_new,
+    export_patch,
+    frozenset({"recompute_stages", "zero_2"}),
+    frozenset({*REFUSED, "uneven_stages", "all_gather"}),
+)
+LAUNCHES = (
+    patched_launch(
+        "a configuration of Hugging Face accelerate (YAML or JSON)",
+        is_config,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        find_devices,
+        takes=("seq_length", "global_batch_size", "micro_batch_size"),
+    ),
+)

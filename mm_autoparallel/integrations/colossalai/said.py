@@ -17,8 +17,11 @@ from mm_autoparallel.integrations.colossalai.read import (
     read_keywords,
     read_layers,
 )
-from mm_autoparallel.integrations.config_said import BATCHES, Fields, deal, flatten, say
+from mm_autoparallel.integrations.colossalai.written import decide_values
+from mm_autoparallel.integrations.config_files import spell_by
+from mm_autoparallel.integrations.config_said import BATCHES, Fields, deal, flatten, make_linter, say
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.file_rules import UNFILLED
 from mm_autoparallel.integrations.said import KeyTable, Said
 
 KEYS = {
@@ -72,3 +75,6 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
             again = ()  # of another length, which import says
     ulysses = mode == "all_to_all"
     return replace(said, layers=layers, recompute=again, fills=True, most_zero=1, ulysses=ulysses), fields
+
+
+LINTER = make_linter(read_said, KEYS, spell_by(decide_values), KNOWN, (UNFILLED,))

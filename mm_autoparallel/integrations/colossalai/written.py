@@ -10,11 +10,20 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accounting import check_decided
-from mm_autoparallel.integrations.colossalai.read import CHECKPOINTS, CONTEXT_KINDS, COUNTS, PLUGIN, read_plan
+from mm_autoparallel.integrations.colossalai.read import (
+    CHECKPOINTS,
+    CONTEXT_KINDS,
+    COUNTS,
+    PLUGIN,
+    describe_launch,
+    is_plugin,
+    read_launch_plan,
+    read_plan,
+)
 from mm_autoparallel.integrations.config_files import totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import list_features, refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER
 from mm_autoparallel.planner.plan import Plan
@@ -133,3 +142,16 @@ def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
         "cpu_offload": strategy.optimizer_offload,
         "dp_outside": strategy.rank_order != DEFAULT_RANK_ORDER,
     }
+
+
+EXPORTER = Exporter(("0.5",), JSON, export_new, export_patch, refused=frozenset(REFUSED))
+LAUNCHES = (
+    patched_launch(
+        "keywords of Colossal-AI's HybridParallelPlugin (JSON, or Python that calls it)",
+        is_plugin,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        takes=("seq_length", "global_batch_size", "micro_batch_size"),
+    ),
+)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.files import read_document
-from mm_autoparallel.integrations.config_said import BATCHES, Fields, flatten, say
+from mm_autoparallel.integrations.config_files import spell_by
+from mm_autoparallel.integrations.config_said import BATCHES, Fields, flatten, make_linter, say
 from mm_autoparallel.integrations.deepspeed.read import (
     BATCH,
     MICRO_BATCH,
@@ -20,7 +21,9 @@ from mm_autoparallel.integrations.deepspeed.read import (
     ZERO,
     find_layers,
 )
+from mm_autoparallel.integrations.deepspeed.written import decide_values
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.file_rules import DEPRECATED
 from mm_autoparallel.integrations.python_text import PLAN, read_lists
 from mm_autoparallel.integrations.said import KeyTable, Said
 
@@ -88,3 +91,6 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
         layers=held if total in (None, sum(held)) else wrong,
         recompute=recompute.get("text", ()),
     ), fields
+
+
+LINTER = make_linter(read_said, KEYS, spell_by(decide_values), KNOWN, (DEPRECATED,))

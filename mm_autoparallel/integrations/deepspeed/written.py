@@ -20,11 +20,14 @@ from mm_autoparallel.integrations.deepspeed.read import (
     SEQUENCE,
     TENSOR,
     ZERO,
+    describe_launch,
+    is_config,
+    read_launch_plan,
     read_plan,
 )
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
 from mm_autoparallel.integrations.python_text import format_plan
 from mm_autoparallel.planner.plan import Plan
@@ -192,3 +195,16 @@ def _decide(plan: Plan, target: Target) -> dict[tuple[str, ...], Any]:
         **({(TENSOR, "autotp_size"): strategy.tp} if strategy.tp > 1 else {}),
         **({(SEQUENCE,): strategy.cp} if strategy.cp > 1 else {}),
     }
+
+
+EXPORTER = Exporter(("0.19",), CONFIG, export_new, export_patch, refused=frozenset(REFUSED))
+LAUNCHES = (
+    patched_launch(
+        "a configuration of DeepSpeed (JSON)",
+        is_config,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        takes=("beside", "seq_length", "global_batch_size", "micro_batch_size"),
+    ),
+)

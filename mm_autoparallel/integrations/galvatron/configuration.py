@@ -1,7 +1,7 @@
 """Upstream's search configuration: the YAML of `search_dist.py` under `search_engine:`, with overrides as Hydra's.
 
 Defaults are upstream's (2.4.1). Keys that its schema has and no figure depends on are read over; keys that it does not
-have are told, because it drops them in silence.
+have are named in a note, because it drops them in silence.
 """
 
 from __future__ import annotations

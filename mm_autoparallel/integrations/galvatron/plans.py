@@ -20,9 +20,9 @@ from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import Totals, describe_config, need, read_totals, totals_of
 from mm_autoparallel.integrations.described import Described, Given
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.galvatron.paddle import FILE as PADDLE_FILE
 from mm_autoparallel.integrations.galvatron.paddle import format_fine_grained, map_to_trainer, parse_fine_grained
 from mm_autoparallel.integrations.galvatron.strategies import (
@@ -313,3 +313,16 @@ def _strategy_of(strategy: Strategy, layout: LayerLayout, checkpoint: bool = Fal
         )
     kind = dp_type_of(layout.dp, layout.zero == 3, "zero2" if layout.zero == 2 else "ddp")
     return LayerStrategy(strategy.pp, layout.tp, layout.cp, layout.dp, kind, checkpoint=checkpoint)
+
+
+EXPORTER = Exporter(("2.4", "paddle"), JSON, export_new, export_patch, refused=frozenset(REFUSED), by_layer=True)
+LAUNCHES = (
+    patched_launch(
+        "a strategy of Galvatron's (galvatron_config_….json)",
+        is_strategy,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        takes=("seq_length",),
+    ),
+)

@@ -8,13 +8,16 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.integrations.config_said import find_twice, find_unknown, flatten
+from mm_autoparallel.integrations.config_files import spell_by
+from mm_autoparallel.integrations.config_said import RULES, find_twice, find_unknown, flatten, locate_by
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.findings import Finding
+from mm_autoparallel.integrations.file_rules import PADDING
+from mm_autoparallel.integrations.findings import Finding, Linter
 from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.megatron_bridge import mimo
 from mm_autoparallel.integrations.megatron_bridge.config import NEAR, YAML, find_started_devices, read_known, to_script
 from mm_autoparallel.integrations.megatron_bridge.fields import FIELDS, name_field
+from mm_autoparallel.integrations.megatron_bridge.written import decide_values
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.file_findings import find_choices
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
@@ -90,3 +93,6 @@ def _placer(paths: tuple[Path, ...], entry: str | None) -> Callable[[str], Place
         return next(exact, next(near, (paths[0], None)))
 
     return place
+
+
+LINTER = Linter((*RULES, PADDING), find, locate_by(KEYS), spell_by(decide_values))

@@ -14,16 +14,17 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.export import only
-from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.megatron_bridge.config import flatten, to_script
-from mm_autoparallel.integrations.megatron_bridge.dialect import join_modules
+from mm_autoparallel.integrations.export import only, patched_launch
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
+from mm_autoparallel.integrations.megatron_bridge.config import find_started_devices, flatten, is_config, to_script
+from mm_autoparallel.integrations.megatron_bridge.dialect import describe_config, join_modules, read_config_plan
 from mm_autoparallel.integrations.megatron_bridge.fields import to_fields
-from mm_autoparallel.integrations.megatron_bridge.mimo import decide_mimo, is_mimo, take_apart
+from mm_autoparallel.integrations.megatron_bridge.mimo import VERSION, decide_mimo, is_mimo, take_apart
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide, has_experts
 from mm_autoparallel.integrations.megatron_core.dialect import without_mindspeed
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
+from mm_autoparallel.integrations.megatron_core.written import REFUSED, ROUNDED
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.planner.plan import Plan
 
@@ -141,3 +142,18 @@ def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
             f"{path}: a plan is written into YAML of overrides; export --to megatron-bridge writes new files"
         )
     return (out / path.name,)
+
+
+EXPORTER = Exporter(("0.3", "0.6"), PLANNED, export_new, export_patch, ROUNDED, REFUSED, by_module=VERSION)
+LAUNCHES = (
+    patched_launch(
+        "a configuration of Megatron-Bridge (YAML, overrides, a recipe's Python, a script that starts it)",
+        is_config,
+        describe_config,
+        read_config_plan,
+        EXPORTER,
+        find_started_devices,
+        planned_files,
+        takes=("beside", "entry", "seq_length"),
+    ),
+)

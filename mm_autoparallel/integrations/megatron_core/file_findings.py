@@ -1,4 +1,4 @@
-"""`lint` of Megatron-LM's launch files: every rule of file_rules.py, as far as numbers can be told from the file."""
+"""`lint` of Megatron-LM's launch files: every rule of file_rules.py, as far as numbers are known from the file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations import file_rules as shared
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.findings import Finding
+from mm_autoparallel.integrations.findings import Finding, Linter
 from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.launch_script import SUFFIXES, WORLD, find_devices
 from mm_autoparallel.integrations.megatron_core import file_rules as rules
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.known_flags import is_known
-from mm_autoparallel.integrations.megatron_core.linted_launch import Launch, read_launch
+from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, Launch, locate, read_launch, spell
 from mm_autoparallel.integrations.said import Said
 from mm_autoparallel.integrations.said_findings import find_pairs, find_sizes
 from mm_autoparallel.integrations.shell_text import LaunchScript
@@ -178,3 +178,6 @@ _LOOKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     _look_at_names,
     _look_at_assignments,
 )
+
+
+LINTER = Linter(rules.RULES, find, locate, spell, CHOICES)

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.export import only
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.export import only, patched_launch
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
+from mm_autoparallel.integrations.launch_script import find_devices
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
-from mm_autoparallel.integrations.megatron_core.launch import ENTRY, check_patchable, patch_launch
+from mm_autoparallel.integrations.megatron_core.launch import (
+    ENTRY,
+    check_patchable,
+    describe_launch,
+    is_launch,
+    patch_launch,
+    read_launch_plan,
+    read_training,
+)
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
 from mm_autoparallel.integrations.shell_text import LaunchScript
@@ -151,3 +160,25 @@ def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
     """What `plan --script` will write. Raises JobError where it could not, before a search is made for it."""
     check_patchable(path)
     return (out / path.name,)
+
+
+ROUNDED = frozenset({"recompute_stages", "selective_some"})
+REFUSED = frozenset(
+    (
+        *("partial_group", "encoder_first", "encoder_stages", "gpipe", "pieces", "low_memory_chunks"),
+        *("split_backwards", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards", "activation", "offload"),
+        *("swap_attention", "swap_some", "recompute_offload", "precision", "graphs", "fused_products"),
+    )
+)
+EXPORTER = Exporter(("0.16",), LAUNCH, export_new, export_patch, ROUNDED, REFUSED)
+LAUNCHES = (
+    patched_launch(
+        "a launch script of Megatron-LM's pretrain_gpt.py (.sh), or MODEL_ARGS in YAML",
+        is_launch,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        lambda path: find_devices(read_training(path)),
+        planned_files,
+    ),
+)

@@ -16,9 +16,9 @@ from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import Lost, check_decided
 from mm_autoparallel.integrations.described import Described, Given
-from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.export import only, patched_launch
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
 from mm_autoparallel.integrations.mindformers.layout import Grid, Layout, read_layout
 from mm_autoparallel.integrations.mindformers.memory_keys import deals_whole_experts
@@ -217,3 +217,11 @@ def _write_context(text: str, keys: YamlKeys, cp: int, kind: ContextParallel | L
     if keys is TEMPLATE_V2:
         raise PlanError(f"plan: CP {cp}, which is not written into YAMLs of the experimental trainer; plan with CP 1")
     return set_yaml_values(text, {ALGORITHM: ALGORITHMS[kind]})
+
+
+EXPORTER = Exporter(("1.x",), "pretrain.yaml", None, export_patch, refused=frozenset(REFUSED))
+LAUNCHES = (
+    patched_launch(
+        "a pretrain YAML of MindFormers", is_launch, describe_launch, read_launch_plan, EXPORTER, find_devices
+    ),
+)

@@ -4,7 +4,7 @@
 
 Stages between the first and the last give `parameter`, the activations and the constant, by least squares where there
 are more of them than unknowns; the first and the last then give head and tail. Without stages enough for the constant
-it is taken as 0, which is told. A system that leaves an unknown open, or that gives a negative one, is refused with
+it is taken as 0, with a note. A system that leaves an unknown open, or that gives a negative one, is refused with
 the dry run that settles it: among stages with a layer more or less than even and so many of them recomputed, the one
 after which that unknown is known best.
 """
@@ -29,7 +29,7 @@ NONE = "none"
 _PARAMETER, _CONSTANT = "parameter", "constant"
 
 _MISFIT_FRACTION, _TOLD_FRACTION = 0.1, 0.01
-"""Assumed: peaks that the system meets worse than the first are not those of one model; than the second, it is told.
+"""Assumed: peaks that the system meets worse than the first are not those of one model; than the second, a note.
 (The published example of a 175B Llama is met within 4.5 %.)"""
 
 _ROUNDING_BYTES = 1.0 * MIB

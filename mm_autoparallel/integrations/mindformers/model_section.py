@@ -32,7 +32,7 @@ _COMPARED = (
 
 @dataclass(frozen=True)
 class ModelSection:
-    """family: the config class (`LlamaConfig`) or the model type (`qwen3`). arch: the network's class, if it is told.
+    """family: the config class (`LlamaConfig`) or the model type (`qwen3`). arch: the network's class, if known.
 
     sizes: the model's keys. experts: the mapping with those of experts. is_mcore: Hugging Face's names count.
     notes: what its reader should know.

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlanError, PlannerError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.integrations.config_said import Fields, flatten, say
+from mm_autoparallel.integrations.config_said import Fields, flatten, make_linter, say
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.file_rules import UNFILLED
 from mm_autoparallel.integrations.mindformers.layout import read_layout
 from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
@@ -94,3 +95,6 @@ def _asked(pretrain: Pretrain, layers: tuple[int, ...]) -> Iterator[int]:
     flat = [count for row in rows if isinstance(row, list) for count in row]
     if len(flat) == len(layers) and all(type(count) is int for count in flat):
         yield from flat
+
+
+LINTER = make_linter(read_said, KEYS, known=KNOWN, more=(UNFILLED,))

@@ -88,7 +88,7 @@ NOTED = {
     "those ranks, as MindSpeed does whatever the flag says",
     **deepspeed_experts.NOTED,
 }
-"""Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
+"""Flag → what it does beside the plan; people read the sentence, and the flag stays in the script."""
 
 KEEPS_LESS = frozenset(
     {
@@ -96,7 +96,7 @@ KEEPS_LESS = frozenset(
         *("--moe-zero-memory", "--reuse-fp32-param", "--no-pad-to-seq-lengths", "--variable-seq-lengths"),
     }
 )
-"""Of these, those by which a training holds less than the peak that is told."""
+"""Of these, those by which a training holds less than the peak that people read."""
 
 MARKS = frozenset(
     {

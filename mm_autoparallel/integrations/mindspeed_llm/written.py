@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path, PurePath
 
-from mm_autoparallel.integrations.export import only
-from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.launch_script import SUFFIXES, read_launch_script
-from mm_autoparallel.integrations.megatron_core.launch import ENTRY, is_mindspeed, patch_launch
+from mm_autoparallel.integrations.export import only, patched_launch
+from mm_autoparallel.integrations.file_rules import OLD
+from mm_autoparallel.integrations.findings import Linter
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
+from mm_autoparallel.integrations.launch_script import SUFFIXES, find_devices, read_launch_script
+from mm_autoparallel.integrations.megatron_core.file_findings import find_of_kind
+from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
+from mm_autoparallel.integrations.megatron_core.launch import (
+    ENTRY,
+    describe_launch,
+    is_mindspeed,
+    patch_launch,
+    read_launch_plan,
+)
+from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
 from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_flags
 from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
 from mm_autoparallel.planner.plan import Plan
@@ -41,3 +53,25 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
 
 
 __all__ = ["LAUNCH", "export_new", "export_patch", "is_launch"]
+
+
+_REFUSED = frozenset(
+    (
+        *("partial_group", "encoder_first", "encoder_stages", "gpipe", "pieces", "low_memory_chunks"),
+        *("split_backwards", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards"),
+        *("optimizer_offload", "selective_all", "selective_some", "offload", "recompute_offload", "precision"),
+        *("graphs", "dispatcher", "token_overlap", "swap_some", "user_buffers"),
+    )
+)
+EXPORTER = Exporter(("26.1",), LAUNCH, export_new, export_patch, frozenset({"recompute_stages"}), _REFUSED)
+LAUNCHES = (
+    patched_launch(
+        "a launch script of MindSpeed-LLM's pretrain_gpt.py or posttrain_gpt.py (.sh)",
+        is_launch,
+        partial(describe_launch, dialect=MINDSPEED),
+        partial(read_launch_plan, dialect=MINDSPEED),
+        EXPORTER,
+        lambda path: find_devices(read_launch_script(path)),
+    ),
+)
+LINTER = Linter((*OF_KIND, OLD), partial(find_of_kind, dialect=MINDSPEED), locate, choices=CHOICES)

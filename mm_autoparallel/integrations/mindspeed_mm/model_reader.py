@@ -17,6 +17,7 @@ from mm_autoparallel.integrations.mindspeed_mm.model_vision import read_vision
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Decoder, Encoder, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.model_form import ModelForm
 
 
 def is_mindspeed_mm(document: Mapping[str, Any]) -> bool:
@@ -93,3 +94,6 @@ def _read_audio(encoder: Section) -> Encoder:
         ),
         freeze=freeze,
     )
+
+
+MODELS = (ModelForm("MindSpeed-MM's model.json has text_decoder", is_mindspeed_mm, read_mindspeed_mm),)

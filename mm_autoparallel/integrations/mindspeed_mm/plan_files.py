@@ -17,7 +17,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.export import Export, describe_other_devices, only, read_exactly, write_files
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, PlanFiles, Target
 from mm_autoparallel.integrations.launch_script import (
     find_broken_arithmetic,
     find_world_size,
@@ -154,7 +154,7 @@ def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
 def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
     """The plan that the two files train under. world_size: of the training, where the script's is not meant.
 
-    Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
+    Raises JobError where a size is not known or the world size is known neither here nor there, PlanError where the
     two files do not go together.
     """
     script = read_launch_script(launch_script_path)
@@ -212,7 +212,7 @@ def _read_model(path: Path, script: LaunchScript) -> Model:
 def point_to(script: LaunchScript, source: Path, target: Path, flag: str = flags.MODEL) -> LaunchScript:
     """The script that names the file at `target` behind `flag` in place of that at `source`.
 
-    Raises JobError where what it names cannot be told, or a shell would not take the new name as it is.
+    Raises JobError where what it names is not known, or a shell would not take the new name as it is.
     """
     if target.resolve() == source.resolve():
         return script
@@ -263,3 +263,24 @@ def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
             "arithmetic before training"
         )
     return told + describe_other_devices(find_world_size(script), plan.strategy.world_size)
+
+
+_REFUSED = frozenset(
+    (
+        *("partial_group", "gpipe", "low_memory_chunks", "split_backwards", "pieces"),
+        *("ring", "all_to_all", "all_gather", "hierarchical"),
+        *("whole_experts", "dispatcher", "token_overlap", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline"),
+        *("kept_weights", "shards", "selective_all", "selective_some", "activation", "offload", "recompute_offload"),
+        *("swap_attention", "swap_some", "optimizer_offload", "rank_order", "precision", "graphs", "user_buffers"),
+    )
+)
+PLAN_FILES = PlanFiles("model.json", write_plan, read_plan_back)
+EXPORTER = Exporter(
+    ("2.x",),
+    "model.json pretrain.sh",
+    None,
+    export_patch,
+    frozenset({"recompute_stages"}),
+    _REFUSED,
+    by_module="2.x",
+)

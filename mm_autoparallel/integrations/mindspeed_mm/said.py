@@ -12,9 +12,12 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.config_said import find_twice, read_sizes
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.findings import Finding
+from mm_autoparallel.integrations.file_rules import CONTRADICTED, KEY_TWICE
+from mm_autoparallel.integrations.findings import Finding, Linter
 from mm_autoparallel.integrations.key_lines import read_key_lines
 from mm_autoparallel.integrations.megatron_core.file_findings import find_choices, find_of_kind
+from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
+from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
 from mm_autoparallel.integrations.megatron_core.linted_launch import read_launch as read_flags
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.said import say
@@ -54,7 +57,7 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
 
 
 def _find_in_model(model: Path, script: Path, given: Given) -> Iterator[Finding]:
-    """What the model.json says wrongly for the sizes of the script; what the script alone says is told by itself."""
+    """What the model.json says wrongly for the sizes of the script; what the script alone says is found apart."""
     twice = [*find_twice(model)]
     yield from twice
     if twice:
@@ -107,3 +110,6 @@ def _find_in_yaml(config: Path, launch: Launch, given: Given) -> Iterator[Findin
                lambda key: (config, lines.find(key)), name)  # fmt: skip
     yield from find_sizes(said)
     yield from find_choices(said)
+
+
+LINTER = Linter((*OF_KIND, CONTRADICTED, KEY_TWICE), find, locate, choices=CHOICES)

@@ -14,9 +14,12 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.launch_script import (
+    SUFFIXES,
     WORLD,
     find_broken_arithmetic,
+    find_devices,
     find_world_size,
     list_arguments,
     read_launch_script,
@@ -221,3 +224,17 @@ def _check_batch(script: LaunchScript, world_size: int | None) -> None:
                 f"{word.text}, whose number cannot be told from the script"
                 + ("; say how many devices it starts with --nnodes and --nproc-per-node" if not known else "")
             )
+
+
+LAUNCHES = (
+    LaunchKind(
+        title="a launch script of MindSpeed-MM (.sh)",
+        is_one=lambda path: path.suffix in SUFFIXES,
+        find_devices=lambda path: find_devices(read_launch_script(path)),
+        describe=describe_script,
+        read_plan=read_script_plan,
+        planned_files=planned_files,
+        write_plan=write_script_plan,
+        asked_last=True,
+    ),
+)

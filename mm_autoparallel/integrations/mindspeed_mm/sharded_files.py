@@ -1,7 +1,7 @@
 """A plan of torch FSDP2 into a launch's files, and back: batches and CP as flags, the rest in fsdp2_config.yaml.
 
 The flags stand in the launch script, or under gpt_args of the one YAML that has them in its place. What a model
-recomputes whatever files say (Sharding.all_or_none) stays, which is told.
+recomputes whatever files say (Sharding.all_or_none) stays, and a sentence says so.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _MAX_VARIABLES = 20
 
 @dataclass(frozen=True)
 class Launch:
-    """yaml_path: the trainer's YAML. checkout: the folder that the script is started in; None where it cannot be told.
+    """yaml_path: the trainer's YAML. checkout: the folder that the script is started in; None where it is not known.
 
     world_size: devices that it starts; None where only the machine knows.
     """

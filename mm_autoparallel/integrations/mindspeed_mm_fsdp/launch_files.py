@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import describe
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch, starts_trainer
@@ -64,3 +66,15 @@ def _model(path: Path, given: Given) -> Model:
     model = describe_launch(path, given).model
     assert isinstance(model, Model)
     return model
+
+
+_LAUNCHED = LaunchKind(
+    title="a launch script of MindSpeed-MM's or MindSpeed-LLM's FSDP trainer (.sh)",
+    is_one=is_script,
+    find_devices=find_launched_devices,
+    describe=describe_launch,
+    read_plan=read_launch_plan,
+    planned_files=planned_files,
+    write_plan=write_launch_plan,
+)
+LAUNCHES = (_LAUNCHED, replace(_LAUNCHED, title="that trainer's YAML", is_one=is_yaml, asked_last=True))

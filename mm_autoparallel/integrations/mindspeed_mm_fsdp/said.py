@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations import file_rules as rules
-from mm_autoparallel.integrations.config_said import find_twice, find_unknown, flatten, locate_by, say
+from mm_autoparallel.integrations.config_said import RULES, find_twice, find_unknown, flatten, locate_by, say
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.findings import Finding
+from mm_autoparallel.integrations.findings import Finding, Linter
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import WHAT, read_trainer
 from mm_autoparallel.integrations.said_findings import find_sizes
@@ -62,3 +62,6 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
         yield said.found(rules.WORLD, message, "zero", f"{KEYS['zero'][0]}: auto")
     for key in trainer.ignored:
         yield said.found(rules.IDLE, f"{key} is not read by the release in this checkout", key)
+
+
+LINTER = Linter(RULES, find, locate)

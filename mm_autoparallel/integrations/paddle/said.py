@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.files import read_document
-from mm_autoparallel.integrations.config_said import Fields, deal, flatten, say
+from mm_autoparallel.integrations.config_files import spell_by
+from mm_autoparallel.integrations.config_said import Fields, deal, flatten, make_linter, say
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.paddle.names import (
     FORMERS,
@@ -21,6 +22,7 @@ from mm_autoparallel.integrations.paddle.names import (
     STEPS,
 )
 from mm_autoparallel.integrations.paddle.read import deal_layers
+from mm_autoparallel.integrations.paddle.written import decide_values
 from mm_autoparallel.integrations.said import KeyTable, Said
 
 
@@ -67,3 +69,6 @@ def read_said(path: Path, given: Given) -> tuple[Said, Fields]:
     layers = deal(str(path), lambda: deal_layers(arguments, total or 0, pp, vpp, str(path))) if total else None
     mends = {"zero": f"{SHARDING}: stage1"}
     return replace(said, numbers=numbers, layers=layers, mends=mends, most_zero=1, ulysses=True), fields
+
+
+LINTER = make_linter(read_said, KEYS, spell_by(decide_values), KNOWN_KEYS)

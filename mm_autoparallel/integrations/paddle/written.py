@@ -13,9 +13,9 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.json_text import set_json_value
 from mm_autoparallel.integrations.paddle.names import (
     DISPATCHER,
@@ -32,7 +32,14 @@ from mm_autoparallel.integrations.paddle.names import (
     USE_EXPERTS,
     find_version,
 )
-from mm_autoparallel.integrations.paddle.read import ARGUMENTS, REPLICAS_OUTSIDE, read_plan
+from mm_autoparallel.integrations.paddle.read import (
+    ARGUMENTS,
+    REPLICAS_OUTSIDE,
+    describe_launch,
+    is_arguments,
+    read_launch_plan,
+    read_plan,
+)
 from mm_autoparallel.integrations.yaml_text import set_file_values
 from mm_autoparallel.planner.plan import Plan
 
@@ -169,3 +176,16 @@ def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, Any], tuple[str
         ),
     }
     return replace(plan, recompute=recompute), values, told
+
+
+EXPORTER = Exporter((FORMERS, NLP), ARGUMENTS, export_new, export_patch, ROUNDED, frozenset(REFUSED))
+LAUNCHES = (
+    patched_launch(
+        "arguments of PaddleFormers' or PaddleNLP's trainer (JSON or YAML)",
+        is_arguments,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        takes=("seq_length",),
+    ),
+)

@@ -7,7 +7,6 @@ layer, the final norm, the head.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -237,9 +236,3 @@ def _read_bandwidth(path: Path) -> tuple[float, ...]:
             raise JobError(f"{path}: {sizes} MB at {cell} GB/s; sizes 1, 2, 4 … and figures above 0 are expected")
         figures.append(figure)
     return tuple(figures)
-
-
-def format_info(folder: Folder) -> str:
-    """The content of model_info_seq*.json."""
-    said = {"seq_length": folder.seq_length, "fp16": not folder.is_bf16, "bf16": folder.is_bf16}
-    return json.dumps(said | ({"num_layers": folder.num_layers} if folder.num_layers else {}))

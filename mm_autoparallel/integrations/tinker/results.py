@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, read_text
 from mm_autoparallel.integrations.launch_script import read_launch_script
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.integrations.tinker.cost import Cluster, Score
@@ -21,11 +18,6 @@ RESULTS, CONFIGS, BEST = "results.csv", "configs", 10
 HEADER = (
     "tp,sp,ep,mbs,dp,pp,recompute,dist_opt,num_layers_list,time_costs,mem_costs,time_cost,mem_cost,"
     "tokens_per_npu_per_sec"
-)
-_ROW = re.compile(
-    r"(?P<sizes>(?:\d+,){8})"
-    + ",".join(rf'"?\[(?P<{name}>[\d., ]+)\]"?' for name in ("layers", "times", "sizes_gb"))
-    + r",(?P<step_ms>[\d.]+),(?P<peak_gb>[\d.]+),(?P<tokens>[\d.]+)"
 )
 _THOUSAND = 1000.0
 _SIZES = {
@@ -46,20 +38,6 @@ _SWITCHES = (
     "--sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
     "--use-cp-send-recv-overlap --kv-head-repeat-before-uly-alltoall"
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of results.csv. sizes: tp, sp, ep, mbs, dp, pp, recompute, dist_opt. Lists by stage; times in ms, memory in
-    1000 MiB, which Tinker calls GB."""
-
-    sizes: tuple[int, ...]
-    layers: tuple[int, ...]
-    times_ms: tuple[float, ...]
-    memory_gb: tuple[float, ...]
-    step_ms: float
-    peak_gb: float
-    tokens_per_device_s: float
 
 
 def format_results(scores: Sequence[Score]) -> str:
@@ -86,35 +64,6 @@ def _step_times(score: Score) -> list[float]:
 
 def _thousands(figure: float) -> str:
     return f"{figure / _THOUSAND:.3f}"
-
-
-def read_results(path: Path) -> tuple[Row, ...]:
-    """The rows of results.csv at `path`, of Tinker's own (lists not quoted) or ours. Raises JobError with the line."""
-    lines = read_text(path, "results", "CSV file").splitlines()
-    if not lines or lines[0].strip() != HEADER:
-        raise JobError(f"{path}: line 1 is {describe_value(lines[0] if lines else '')}; {HEADER} is expected")
-    rows = []
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        found = _ROW.fullmatch(line.strip())
-        if found is None:
-            raise JobError(f"{path}: line {number} is {describe_value(line)}; a row as its header says is expected")
-        try:
-            rows.append(
-                Row(
-                    tuple(map(int, found["sizes"].strip(",").split(","))),
-                    tuple(map(int, found["layers"].split(","))),
-                    tuple(map(float, found["times"].split(","))),
-                    tuple(map(float, found["sizes_gb"].split(","))),
-                    float(found["step_ms"]),
-                    float(found["peak_gb"]),
-                    float(found["tokens"]),
-                )
-            )
-        except ValueError as failure:
-            raise JobError(f"{path}: line {number}: {failure}") from None
-    return tuple(rows)
 
 
 def name_folder(folder: Folder, batch: int, memory_limit: int, cluster: Cluster, when: str) -> str:

@@ -10,8 +10,17 @@ from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.export import Export, write_files
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
-from mm_autoparallel.integrations.torch.read import PLANNED, SCHEDULE, SCHEMA, read_planned
+from mm_autoparallel.integrations.framework import Exported, Exporter, LaunchKind, Target
+from mm_autoparallel.integrations.torch.read import (
+    PLANNED,
+    SCHEDULE,
+    SCHEMA,
+    describe_launch,
+    find_devices,
+    is_planned,
+    read_launch_plan,
+    read_planned,
+)
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.planner.plan import Plan, decision_document, format_document
 
@@ -81,3 +90,18 @@ def write_beside(plan: Plan, path: Path, out: Path, _: Given, overwrite: bool) -
     texts = {out / name: text for name, text in exported.texts.items()}
     write_files(texts, overwrite)
     return Export((*texts,), (*exported.approximations, *exported.notes))
+
+
+EXPORTER = Exporter(("2.13",), PLANNED, export_new, None, ROUNDED, frozenset(REFUSED))
+LAUNCHES = (
+    LaunchKind(
+        title="planned.json of export --to torch",
+        is_one=is_planned,
+        find_devices=find_devices,
+        describe=describe_launch,
+        read_plan=read_launch_plan,
+        planned_files=planned_files,
+        write_plan=write_beside,
+        takes=frozenset({"seq_length"}),
+    ),
+)

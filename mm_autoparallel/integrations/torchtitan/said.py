@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.files import read_text
-from mm_autoparallel.integrations.config_said import Fields, deal, flatten, say
+from mm_autoparallel.integrations.config_files import spell_by
+from mm_autoparallel.integrations.config_said import Fields, deal, flatten, make_linter, say
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.file_rules import UNFILLED
 from mm_autoparallel.integrations.said import KeyTable, Said
 from mm_autoparallel.integrations.toml_text import parse_toml
 from mm_autoparallel.integrations.torchtitan.config import (
@@ -26,6 +28,7 @@ from mm_autoparallel.integrations.torchtitan.config import (
     read_document,
 )
 from mm_autoparallel.integrations.torchtitan.read import read_layers
+from mm_autoparallel.integrations.torchtitan.written import decide_values
 
 _P, _T = "parallelism", "training"
 _SHARDS, _COPIES = f"{_P}.data_parallel_shard_degree", f"{_P}.data_parallel_replicate_degree"
@@ -91,7 +94,7 @@ def find_version(path: Path) -> str:
 
 
 def _known_of(section: object, known: list[str]) -> object:
-    """A section without the keys that nobody knows, which are told by themselves."""
+    """A section without the keys that nobody knows, which have findings of their own."""
     return {key: value for key, value in section.items() if key in known} if isinstance(section, dict) else section
 
 
@@ -125,3 +128,7 @@ def _say(path: Path, given: Given, config: Config, fields: Fields) -> Said:
 def _whole(value: object) -> int | None:
     """A size; None where it is left out, or is whatever remains (-1)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+_KNOWN = {section: names.split() for (section, version), names in KNOWN.items() if version == "0.2"}
+LINTER = make_linter(read_said, KEYS, spell_by(decide_values, find_version), _KNOWN, (UNFILLED,))

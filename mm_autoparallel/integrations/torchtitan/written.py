@@ -10,9 +10,9 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import round_recompute, totals_of
-from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.export import only, patched_launch, read_exactly
 from mm_autoparallel.integrations.features import refuse_features
-from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.integrations.toml_text import parse_toml, set_toml_values
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.integrations.torchtitan.config import (
@@ -20,12 +20,23 @@ from mm_autoparallel.integrations.torchtitan.config import (
     PARALLELISM,
     RECOMPUTED,
     TRAINING,
+    VERSIONS,
     Config,
     count_tokens,
+    is_config,
     read_document,
     read_literals,
 )
-from mm_autoparallel.integrations.torchtitan.read import MULTI, ROTATIONS, SCHEDULE, SCHEDULES, VISION, read_plan
+from mm_autoparallel.integrations.torchtitan.read import (
+    MULTI,
+    ROTATIONS,
+    SCHEDULE,
+    SCHEDULES,
+    VISION,
+    describe_launch,
+    read_launch_plan,
+    read_plan,
+)
 from mm_autoparallel.planner.plan import Plan
 
 CODE, TOML = "planned.py", "plan.toml"
@@ -266,3 +277,17 @@ def _name_schedule(plan: Plan) -> str:
     whole = plan.num_microbatches % strategy.pp == 0 if strategy.vpp > 1 else plan.num_microbatches >= strategy.pp
     name = SCHEDULES.get(strategy.schedule)
     return name if name and (whole or strategy.schedule == "gpipe") else MULTI
+
+
+EXPORTER = Exporter(VERSIONS, CODE, export_new, export_patch, ROUNDED, frozenset(REFUSED))
+LAUNCHES = (
+    patched_launch(
+        "a configuration of torchtitan (TOML of 0.2, or a registry of 0.3 or newer)",
+        is_config,
+        describe_launch,
+        read_launch_plan,
+        EXPORTER,
+        version="0.2",
+        takes=("seq_length", "entry", "beside"),
+    ),
+)

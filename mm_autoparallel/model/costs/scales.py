@@ -24,9 +24,6 @@ EXPERT_GATHER = "expert_parameter_gather"
 TIED_TABLE = "tied_table"
 OPTIMIZER = "optimizer"
 
-INSIDE_BLOCKS = (TENSOR_PARALLEL, CONTEXT_PARALLEL, EXPERT_EXCHANGE)
-"""Groups that communicate while a block runs."""
-
 AFTER_BACKWARD = (
     GRADIENT_REDUCTION,
     PARAMETER_GATHER,

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import describe_value, is_folder, is_there, read_document, read_text
 from mm_autoparallel.model.job.arrangement_law import model_reason
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
@@ -17,16 +17,49 @@ from mm_autoparallel.model.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.model.job.job import Job, SearchSpace, asks_low
 from mm_autoparallel.model.job.layer_modes import second_products_reason
 from mm_autoparallel.model.job.model import Adapters, Model
+from mm_autoparallel.model.job.schedule_law import is_order_file
 from mm_autoparallel.model.job.search_checks import check_search
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.unstated import find_unstated
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_file import find_form, parse_inline_model, read_model
 from mm_autoparallel.model.readers.model_form import usual_mbs
-from mm_autoparallel.model.readers.order_file import read_orders_beside
 from mm_autoparallel.model.readers.sample_source import fill_samples
+from mm_autoparallel.pipeline.schedules.torch_csv import Orders, read_csv
 from mm_autoparallel.records import Flag, Name, Noun
 from mm_autoparallel.validation import nearest, parse_record
+
+
+def read_orders_beside(search: SearchSpace, workload: Workload, path: Path) -> tuple[str, ...]:
+    """A text for each stage of the order whose file, beside the job file at `path`, search.schedule names; nothing
+    where it names none. Raises JobError where the file is missing or wrong, or the search has no such sizes."""
+    name = next(filter(is_order_file, search.schedule or ()), None)
+    if name is None:
+        return ()
+    where = f"job file {path}: search.schedule names {name}"
+    if not is_there(path.parent / name):
+        raise JobError("there is no file so called beside it", where=where)
+    try:
+        orders = read_csv(read_text(path.parent / name, "schedule", "CSV", PlanError))
+    except PlanError as error:
+        raise JobError(str(error), where=where) from None
+    if reason := _size_reason(orders, search, workload):
+        raise JobError(reason, where=where)
+    return orders.texts
+
+
+def _size_reason(orders: Orders, search: SearchSpace, workload: Workload) -> str:
+    """Why no strategy of the search can run these orders; empty where one may."""
+    pp, vpp, batch = len(orders.stages), orders.num_chunks, workload.global_batch_size
+    if orders.v_shaped:
+        return "it runs through the stages and back, and a V-shaped order is planned by its schedule's name alone"
+    if search.pp is not None and pp not in search.pp:
+        return f"it has {pp} rows, one for each stage, and search.pp is {list(search.pp)}"
+    if vpp > search.max_vpp:
+        return f"it runs {vpp} chunks a stage, and search.max_vpp is {search.max_vpp}"
+    if batch % orders.num_microbatches:
+        return f"it runs {orders.num_microbatches} micro-batches, which do not divide global_batch_size {batch}"
+    return ""
 
 
 class JobFile(Noun):

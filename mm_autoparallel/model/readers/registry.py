@@ -83,7 +83,7 @@ _offered: dict[tuple[Registered, str], tuple[Offer[Any], ...]] = {}
 """What was given, by the framework and its field."""
 
 _broken: dict[str, None] = {}
-"""What was told of other distributions, in its order."""
+"""What messages said of other distributions, in its order."""
 
 
 def list_frameworks() -> tuple[Registered, ...]:

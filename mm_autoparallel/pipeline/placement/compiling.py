@@ -13,7 +13,7 @@ import numpy as np
 from mm_autoparallel.child_process import python_command
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import undominated_rows
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
@@ -57,7 +57,7 @@ def _compile_proofs() -> None:
         patterns = [list_patterns(segments, full, s, *load_limits(problem, segments, s, roomy_ms)) for s in stages]
         tree = PatternTree(segments, patterns, short, full, roomy_ms, 0.0, lambda: False)
         if tree.layers is not None:  # enough is left for a game
-            SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, lambda: False)
+            BranchAndBound(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, lambda: False)
         tree.advance(10, roomy_ms)
     undominated_rows(np.eye(4))  # four columns, more than the samples' layers have
 

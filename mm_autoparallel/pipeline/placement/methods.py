@@ -18,7 +18,7 @@ from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS
 from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
 from mm_autoparallel.pipeline.placement.infeasible import least_overflow
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.patterns.layout_patterns import list_mixed_patterns, list_small_patterns
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
@@ -233,7 +233,7 @@ def _mix(run: Run, work: Work) -> None:
             if tree.layers is None:
                 run.raise_bound(tree.lower_bound_ms, "tree")
                 continue
-            splits = SplitSearch(run.segments.problem, tree.layers, tree.patterns, run.full, level_ms)
+            splits = BranchAndBound(run.segments.problem, tree.layers, tree.patterns, run.full, level_ms)
         splits.target_ms = min(splits.target_ms, level_ms)
         before, some = splits.num_tasks, min(num_tasks, SPLIT_TASKS)
         dive, run.dive = run.dive, None
@@ -266,7 +266,7 @@ def _mix_thinned(run: Run, work: Work) -> None:
             if linked is None:
                 run.raise_bound(level_ms, "mixtures")
                 continue
-            splits = SplitSearch(segments.problem, *linked, run.full, level_ms, spread=spread)
+            splits = BranchAndBound(segments.problem, *linked, run.full, level_ms, spread=spread)
         splits.target_ms = min(splits.target_ms, level_ms)
         before = splits.num_tasks
         splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
@@ -283,7 +283,7 @@ def _look_first(run: Run, work: Work) -> None:
     _mix_thinned(run, work._replace(split_tasks=FIRST_TASKS))
 
 
-def _dive(run: Run, dive: SplitSearch | None, target_ms: float, num_tasks: int) -> SplitSearch | None:
+def _dive(run: Run, dive: BranchAndBound | None, target_ms: float, num_tasks: int) -> BranchAndBound | None:
     """The search beside the mixtures, or a new one, after so many tasks more; None where stages could hold too much."""
     if dive is None:
         try:
@@ -293,7 +293,7 @@ def _dive(run: Run, dive: SplitSearch | None, target_ms: float, num_tasks: int) 
         if tree is None or tree.layers is None:
             run.dives = False
             return None
-        dive = SplitSearch(run.segments.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True)
+        dive = BranchAndBound(run.segments.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True)
     dive.target_ms = min(dive.target_ms, target_ms)
     dive.advance(num_tasks, run.should_stop)
     return dive

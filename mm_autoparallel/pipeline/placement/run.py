@@ -16,7 +16,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
-from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
 from mm_autoparallel.pipeline.placement.patterns.thinned import Spread, thin
@@ -110,10 +110,10 @@ class Run:
     tree: PatternTree | None = None
     tree_began_ms: float = np.inf
     too_many_ms: dict[str, float] = field(default_factory=dict)
-    splits: SplitSearch | None = None
-    dive: SplitSearch | None = None
+    splits: BranchAndBound | None = None
+    dive: BranchAndBound | None = None
     dives: bool = True
-    thinned: SplitSearch | None = None
+    thinned: BranchAndBound | None = None
     fractions: FractionalTree | None = None
     cuts: list[Cut] = field(default_factory=list)
     num_cuts: int = 0

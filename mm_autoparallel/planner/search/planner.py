@@ -56,7 +56,7 @@ EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
-NUM_FIRST_RUNS = 3  # to try, that are told at least
+NUM_FIRST_RUNS = 3  # to try, that the result names at least
 TIE_FRACTION = 1e-6  # steps this close are equal, and the strategy visited first wins
 
 

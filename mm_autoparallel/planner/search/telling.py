@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mm_autoparallel.planner.search.candidate import Progress
 
-#: Progress is told once so many times what telling it takes have passed: all strategies are gone through. Assumed.
+#: Progress is shown once so many times what telling it takes have passed: all strategies are gone through. Assumed.
 WORTH_FACTOR = 20
 
 

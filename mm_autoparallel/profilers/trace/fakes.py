@@ -3,7 +3,7 @@
 A model is built fake. Its step runs outside of the fake mode, so that what is made of the batch's integers alone
 (positions, lengths, masks, grids of patches) is computed for real and may decide how long a tensor is or which way the
 code goes; whatever meets a weight is fake from there on. Only an operator that would have to read the numbers of such a
-tensor fails, and is told by its name and its module.
+tensor fails, and the message names it and its module.
 
 Fakes are CPU tensors: a build of PyTorch without CUDA dies of autograd on fakes of CUDA (2.13: the input's device guard
 is not linked). That costs little: the flash attention of CPU keeps query, key, value, output and one fp32 log-sum-exp a

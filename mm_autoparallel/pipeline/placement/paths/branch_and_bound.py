@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     num_rounds: int
 
 
-class SplitSearch:
+class BranchAndBound:
     """The refutation of all placements below `target_ms`; it goes on in slices and keeps its place between them.
 
     exhausted: every part is refuted, or was looked at as far as that goes. best_ms, best: the fastest placement that

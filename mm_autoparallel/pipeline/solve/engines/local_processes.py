@@ -20,7 +20,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task, decode_answer, enc
 POLL_S, LAST_WORD_S = 0.1, 0.6
 #: A task whose process dies is given to another one once: memory may have been short for a moment.
 MAX_DEATHS = 2
-#: What is kept of a process's standard error: its last words are told if it dies.
+#: What is kept of a process's standard error: a message repeats its last words if it dies.
 LAST_BYTES = 4096
 
 
