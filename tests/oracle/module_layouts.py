@@ -1,9 +1,9 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
-    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2] [--chunks 2]
+    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2 [--same-images]] [--chunks 2]
 
 Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and
-of sounds, each of which trains or not. The space and the law of each layout
+of sounds or of the same images, each of which trains or not. The space and the law of each layout
 are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain chains under either
 module's sizes, as the oracle's documents, and each is solved by brute_force, those in bubbles by `beside`. Wrong is:
 another set of lawful layouts; an answer that is called the best and is not; a bound above the optimum, of the space or
@@ -23,7 +23,7 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
-from several_modules import Decoder, Own, form_several, limit, list_several
+from several_modules import Decoder, Own, form_several, limit, list_several, tokens_of
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -71,7 +71,7 @@ class Meaning:
         return bool(self.runs & {"bubbles", "prefetch"})
 
 
-def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1) -> Document:
+def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
     if num_chunks > 1:
@@ -97,10 +97,23 @@ def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1)
             }
         )
         content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 3)
-        content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
+        if same_images:
+            _encode_again(rng, content)
+        else:
+            content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
         content["workload"].pop("stack", None)  # whose layouts have one encoder
         limit(rng, content)
     return content
+
+
+def _encode_again(rng: random.Random, content: Document) -> None:
+    """The second tower encodes the first one's images: its tokens are added to them, or stand beside them."""
+    second, total = content["model"]["encoders"][1], content["workload"]["image_tokens_per_sample"]
+    second |= {"name": "sam", "stem": {"type": "patches", "in_features": 768, "num_positions": 64}}
+    if rng.random() < 0.5:
+        own = rng.choice((64, 128, 320))
+        content["workload"]["image_tokens_per_sample"] = min(total, 640) + own
+        content["workload"]["encoder_tokens_per_sample"] = {"vision": min(total, 640), "sam": own}
 
 
 def _content_of_one(rng: random.Random) -> Document:
@@ -352,7 +365,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     first = build_problem(own, encoder)
     before, behind = part(first, False), part(second, True)
     document, network, workload = problem_document(second), Network(costs), content["workload"]
-    tokens = workload["image_tokens_per_sample"] + workload.get("audio_tokens_per_sample", 0)
+    tokens = sum(tokens_of(content, tower["name"]) for tower in content["model"]["encoders"])
     size = 2.0 * one.mbs * tokens * 512  # of a decoder replica's micro-batch
     limit = job.cluster.device.memory_bytes * job.cluster.memory_fraction
     context, batch = float(job.cluster.device.context_bytes), workload["global_batch_size"]
@@ -564,15 +577,18 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
     return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted))
 
 
-def checked_jobs(number: int, seed: int, num_towers: int = 1, num_chunks: int = 1) -> dict[str, list[str]]:
+def checked_jobs(
+    number: int, seed: int, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False
+) -> dict[str, list[str]]:
     """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
-        of = (f" of {num_towers} towers" if num_towers > 1 else "") + (f" in {num_chunks}" if num_chunks > 1 else "")
+        of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
+        of += f" in {num_chunks}" if num_chunks > 1 else ""
         rng = random.Random(f"module layouts {index}{of}")
-        content = random_content(rng, num_towers, num_chunks)
+        content = random_content(rng, num_towers, num_chunks, same_images)
         while not is_small(content, num_chunks):
-            content = random_content(rng, num_towers, num_chunks)
+            content = random_content(rng, num_towers, num_chunks, same_images)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -582,9 +598,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--towers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--same-images", action="store_true", help="both of two towers encode the same images")
     parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
     arguments = parser.parse_args()
-    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers, arguments.chunks)
+    if arguments.same_images and arguments.towers < 2:
+        parser.error("--same-images is of two towers")
+    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers, arguments.chunks, arguments.same_images)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():
         print(name, *told, sep="\n  ")

@@ -177,6 +177,14 @@ def _combine(decoder: Decoder, options: list[list[Own]]) -> Iterator[tuple[Decod
             yield decoder, modules
 
 
+def tokens_of(content: Document, name: str) -> int:
+    """What a tower hands the decoder of a sample: its own tokens, or all of its medium."""
+    workload = content["workload"]
+    medium = "audio" if name == "audio" else "image"
+    tokens: int = workload.get("encoder_tokens_per_sample", {}).get(name, workload[f"{medium}_tokens_per_sample"])
+    return tokens
+
+
 def trains(tower: Document) -> bool:
     return not (tower["freeze"] and tower["projector"]["freeze"])
 
@@ -227,8 +235,7 @@ def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own:
         for document, block in zip(problem_document(problem)["chain"], problem.chain, strict=True)
         if block.modality == own.name
     ]
-    key = "image_tokens_per_sample" if own.name == "vision" else "audio_tokens_per_sample"
-    size = 2.0 * decoder.mbs * content["workload"][key] * WIDTH
+    size = 2.0 * decoder.mbs * tokens_of(content, own.name) * WIDTH
     returns = any(document["backward_ms"] for document, _ in pairs)
     return _Priced(own, [d for d, _ in pairs], [p for _, p in pairs], problem, size, returns)
 

@@ -202,7 +202,8 @@ def _in_bubbles(known: CostModel, module: Module, factor: float) -> tuple[float,
 
 
 def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:
-    """What the encoder reads of one decoder replica's micro-batch, in BF16; of audio what its first layer does."""
+    """What the encoder reads of one decoder replica's micro-batch, in BF16; of audio what its first layer does. Only
+    MindSpeed-MM gathers it, under which an arrangement has one encoder."""
     for block, tokens in zip(known.chain.blocks, known.tokens, strict=True):
         if isinstance(block.structure, PatchEmbedding):
             return ELEMENT_BYTES * strategy.mbs * tokens.layer_tokens * block.structure.in_features
