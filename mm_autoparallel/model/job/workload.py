@@ -169,6 +169,11 @@ class Workload(Noun):
     tower_precision: Precision = "bf16"
     facts: StackFacts | None = None
 
+    def handed_tokens(self, name: str, media: str) -> int:
+        """What the encoder `name` of "images" or "audios" gives the decoder of a sample."""
+        of_media = self.image_tokens_per_sample if media == "images" else self.audio_tokens_per_sample
+        return self.encoder_tokens_per_sample.get(name) or of_media
+
     @property
     def known_facts(self) -> StackFacts:
         """What its stack does, but for what it states itself."""
