@@ -160,7 +160,7 @@ def _break_in_chain(arrangement: Arrangement, strategy: Strategy) -> Iterator[st
     """Of an encoder on the decoder's stages, several, beside others that are elsewhere."""
     encoder, decoder = arrangement.encoder, strategy.of_decoder()
     if decoder.cp > 1:
-        yield f"{encoder.name} is on the stages of a decoder of CP {decoder.cp}, and an image is one span of attention"
+        yield f"{encoder.name} is on the stages of a decoder of CP {decoder.cp}, where layouts have CP 1"
     for name in ("pp", "tp", "cp", "dp", "mbs"):
         mine, theirs = getattr(encoder, name), getattr(decoder, name)
         if mine != theirs:
