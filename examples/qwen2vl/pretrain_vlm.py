@@ -87,6 +87,11 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             f"the plan has ZeRO {strategy.zero}, CP {strategy.cp} and optimizer offload {strategy.optimizer_offload}; "
             "this script runs ZeRO 0 and 1, CP 1 and its optimizer on the device. Plan within those."
         )
+    if strategy.arrangement and strategy.arrangement.encoder.cp > 1:
+        raise TrainingError(
+            f"the plan's layout is {strategy.arrangement.name}, and this script's encoder ranks have whole images; "
+            "plan without search.encoder_cp."
+        )
     if strategy.rank_order != "tp-cp-ep-dp-pp":
         raise TrainingError(
             f"the plan has its ranks in the order {strategy.rank_order}, and this script's stand in that of "

@@ -77,8 +77,9 @@ def count_samples(
     """Figures of the samples in `paths`. rules: what is said of pixels and text; the job's model says the rest. images:
     the folder that named images lie in. Raises JobError naming file and place of what is malformed."""
     if job is not None:
-        from mm_autoparallel.model.readers.sample_source import rules_of
+        from mm_autoparallel.model.readers.sample_source import check_sharing, rules_of
 
+        check_sharing(job.model, f"the model {job.model.name}")
         of_model = rules_of(job.model, rules)
         rules = of_model if rules.patch_size is None else replace(of_model, patch_size=rules.patch_size)
     if images is not None:

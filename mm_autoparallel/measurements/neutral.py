@@ -36,6 +36,7 @@ from mm_autoparallel.model.readers.model_file import read_model
 REQUIRED = "model device global_batch_size seq_length pp tp dp mbs"
 _SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", "ffn_size", "num_kv_groups")
 _NOT_COLUMNS = {
+    "encoder_tokens_per_sample",
     "facts",
     "global_batch_size",
     "seq_length",

@@ -64,9 +64,11 @@ def _parse(document: dict[str, Any]) -> Plan:
 
 
 def _parse_lists(document: dict[str, Any], what: str, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    """Modality → its numbers, text last whatever stands before it in the file."""
     section, ending = f"layer_{what}", f"_layer_{what}"
-    return {
+    found = {
         modality_of(key.removesuffix(ending)): parse_list(value, f"{section}.{key}", strategy, what == "recompute")
         for key, value in parse_mapping(document, section).items()
         if key.endswith(ending)
     }
+    return {name: found[name] for name in sorted(found, key=lambda name: name == "text")}

@@ -162,20 +162,17 @@ def place_chain(
 
 
 def decoder_alone(published: Published, limit_s: float) -> Step:
-    """The decoder without its encoder, in the sizes and most chunks of a baseline that several stages share."""
-    strategy = max((base.strategy for base in published.baselines if base.strategy), key=_chunks_of, default=None)
-    if strategy is None or strategy.pp == 1:
+    """The decoder without its encoders, in the sizes of a baseline of several stages and in the row's most chunks."""
+    found = next((base.strategy for base in published.baselines if base.strategy), None)
+    if found is None or found.pp == 1:
         return NOTHING
+    strategy = replace(found, vpp=max(published.chunks), schedule="")
     document: dict[str, Any] = json.loads(json.dumps(published.job))
     document["model"]["encoders"] = []
     del document["workload"]["image_tokens_per_sample"]
     del document["search"]["layouts"]
     job = parse_job(document, Path("job.yaml"))
     return place_chain(CostModel(job), strategy, False, limit_s), describe_strategy(strategy)
-
-
-def _chunks_of(strategy: Strategy) -> int:
-    return strategy.vpp
 
 
 def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step:
@@ -191,7 +188,7 @@ def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step
             and entry.strategy.vpp == num_chunks
             and entry.strategy.arrangement
             and published.encoder_tp in (0, entry.strategy.arrangement.encoder.tp)
-            and entry.strategy.arrangement.encoder_run in published.runs
+            and all(one.encoder_run in published.runs for one in entry.strategy.arrangement.each)
         )
         estimate, _ = examine(CostModel(narrow), entries, limit_s / len(published.chunks)) if entries else (None, ())
         if estimate:

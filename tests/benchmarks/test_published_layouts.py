@@ -8,9 +8,9 @@ import pytest
 from published_layout_rows import ROWS, Published, optimus_job
 from published_layouts import HEADER, best_of_kind, gain, judge, step_of, table_line
 
-from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.job.strategy import unlawful_reason
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 
 PLANNED = [row for row in ROWS if row.job is not None]
@@ -35,12 +35,19 @@ def test_published_sizes_are_lawful(row: Published) -> None:
             assert unlawful_reason(job.model, job.cluster, job.workload, base.strategy) is None
 
 
-def test_a_second_encoder_of_images_is_refused_as_the_table_says() -> None:
-    document = optimus_job("ViT-5B", "GPT-175B", 512, 256, "h100-80g")
-    (first,) = document["model"]["encoders"]
-    document["model"]["encoders"] = [first, {**first, "name": "vision1"}]
-    with pytest.raises(JobError, match="second encoder of images"):
-        parse_job(document, Path("job.yaml"))
+def test_both_encoders_make_the_first_stage_of_the_baseline_long() -> None:
+    """Each adds to it what its layers take and hold by themselves."""
+    found = {}
+    for first, second in (("ViT-10B", ""), ("ViT-5B", ""), ("ViT-10B", "ViT-5B")):
+        job = parse_job(optimus_job(first, "GPT-175B", 512, 256, "h100-80g", second), Path("job.yaml"))
+        layers = [b for b in build_problem(CostModel(job), Strategy(8, 8, 8, 2)).chain if b.layer]
+        towers = [b for b in layers if b.modality != "text"]
+        found[first, second] = [
+            sum(b.count * b.static_bytes for b in towers),
+            sum(b.count * (b.forward_ms + b.backward_ms) for b in towers),
+        ]
+    one, other = found["ViT-10B", ""], found["ViT-5B", ""]
+    assert found["ViT-10B", "ViT-5B"] == [pytest.approx(sum(pair)) for pair in zip(one, other, strict=True)]
 
 
 def test_an_encoder_of_less_tensor_parallelism_gains_as_little_as_was_measured() -> None:

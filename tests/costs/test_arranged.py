@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from two_modules import APART, PHASES, apart, make_job, shared
 
@@ -10,6 +12,7 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.resharding import cross_between_ranks, cross_in_phases, cross_on_shared_ranks
 from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.planner.evaluate import evaluate
@@ -140,3 +143,56 @@ def test_frozen_encoders_return_nothing() -> None:
     assert problem.beside[1].kept_bytes == pytest.approx(3 * SIZE)
     apart_problem = build_problem(costs, APART.strategy)
     assert not any(b.sends_gradient or b.backward_ms for b in apart_problem.chain if b.modality == "vision")
+
+
+def test_ranks_that_share_an_image_are_priced_as_they_are_by_themselves() -> None:
+    costs = CostModel(make_job())
+    strategy = Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 2, 2, cp=2))
+    alone = {b.name: b for b in build_problem(costs, Strategy(1, 1, 2, 2, cp=2)).chain}
+    whole = {b.name: b for b in build_problem(costs, Strategy(1, 1, 2, 2)).chain}
+    for block in build_problem(costs, strategy).chain:
+        if block.modality == "vision":
+            own = alone[block.name]
+            assert (block.forward_ms, block.backward_ms) == (own.forward_ms, own.backward_ms)
+            assert (block.static_bytes, block.activation_bytes) == (own.static_bytes, own.activation_bytes)
+            assert block.activation_bytes < 0.6 * whole[block.name].activation_bytes
+    assert handed_on_bytes(costs, strategy) == 4 * SIZE  # of all ranks together, as without
+    # two replicas of two ranks to one decoder replica of TP 2: two lanes, then a gather of TP
+    divided, less = (
+        cross_between_ranks(costs.cluster, None, costs.workload, one, 4 * SIZE) for one in (strategy, APART.strategy)
+    )
+    assert divided == less
+
+
+def test_what_ranks_that_share_an_image_gather_and_keep() -> None:
+    costs = CostModel(make_job())
+    node = costs.cluster.levels[0]
+    # eight ranks: two encoder replicas of CP 4 beside two of the decoder; each gathers its replica's tokens forward
+    inline = Strategy(1, 4, 2, 4, arrangement=shared("inline", 1, 2, 4, cp=4))
+    found = cross_on_shared_ranks(costs.cluster, None, inline, 4 * SIZE)
+    assert found.forward_ms == pytest.approx(_ms(4 * SIZE * 3 / 4, node.bandwidth_bytes_per_s) + node.latency_ms)
+    assert found.backward_ms == 0.0
+    # one encoder replica of CP 4 for two decoder replicas: both ways
+    fewer = Strategy(1, 2, 2, 4, arrangement=shared("inline", 1, 1, 8, cp=4))
+    both = cross_on_shared_ranks(costs.cluster, None, fewer, 4 * SIZE)
+    assert both.forward_ms == pytest.approx(_ms(8 * SIZE * 3 / 4, node.bandwidth_bytes_per_s) + node.latency_ms)
+    assert both.backward_ms == pytest.approx(_ms(8 * SIZE / 2, node.bandwidth_bytes_per_s) + node.latency_ms)
+    # in phases a rank keeps its part of the step's outputs: of 24 / 4 samples a half
+    phases = Strategy(2, 2, 2, 1, arrangement=shared("recomputed_phases", 1, 4, 1, cp=2))
+    assert build_problem(costs, phases).beside[1].kept_bytes == pytest.approx(6 * SIZE / 2)
+
+
+def test_keys_travel_as_the_workload_shares_them_and_not_where_a_window_lies_with_one_rank() -> None:
+    def first_ms(kind: str, window: int = 0) -> float:
+        job = make_job()
+        (tower,) = job.model.encoders
+        layers = tower.layers.model_copy(update={"window": Window(num_tokens=window)} if window else {})
+        model = job.model.model_copy(update={"encoders": (tower.model_copy(update={"layers": layers}),)})
+        job = replace(job, model=model, workload=job.workload.model_copy(update={"context_parallel": kind}))
+        strategy = Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 1, 4, cp=4))
+        return build_problem(CostModel(job), strategy).chain[1].forward_ms
+
+    assert len({first_ms(kind) for kind in ("ring", "all_gather", "all_to_all")}) == 3
+    # 1,024 patches, 256 a rank
+    assert first_ms("ring", 64) == first_ms("all_gather", 64)
+    assert first_ms("ring", 512) != first_ms("all_gather", 512)

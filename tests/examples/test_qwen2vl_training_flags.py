@@ -238,6 +238,21 @@ def test_a_plan_beyond_the_script_is_refused_before_it_trains(choice: dict[str, 
         follow(hooks.AppliedPlan(plan, ((),)), make_parser().parse_args([]))
 
 
+def test_encoder_ranks_that_share_images_are_refused() -> None:
+    from arguments import make_parser
+    from failures import TrainingError
+    from mm_autoparallel import hooks
+    from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.planner.plan import Plan
+    from pretrain_vlm import follow
+
+    divided = Arrangement("colocated", "inline", ModuleLayout("vision", 1, 1, 1, 2, cp=2))
+    plan = Plan(Strategy(1, 1, 2, 1, arrangement=divided), {"vision": (4,), "text": (2,)}, {"text": (0,)}, 8)
+    with pytest.raises(TrainingError, match="CP 2 DP 1, and this script's encoder ranks have whole images"):
+        follow(hooks.AppliedPlan(plan, ((),)), make_parser().parse_args([]))
+
+
 @pytest.mark.parametrize("flag", ["--uneven-images", "--pipeline-order order.csv"])
 def test_flags_that_go_with_the_chain_alone_are_refused_beside_a_layout(flag: str) -> None:
     from arguments import make_parser

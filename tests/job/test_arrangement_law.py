@@ -28,6 +28,10 @@ LAWFUL = [
     Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 8, 3)),
     Strategy(2, 2, 2, 1, arrangement=shared("recomputed_phases", 4, 2, 1)),
     Strategy(2, 2, 2, 1, vpp=2, arrangement=shared("phases", 1, 8, 1)),
+    Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 2, 2, cp=2)),
+    Strategy(2, 2, 2, 1, arrangement=shared("phases", 2, 2, 1, cp=2)),
+    Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 4, 1, cp=2)),
+    Strategy(1, 4, 2, 4, arrangement=shared("inline", 4, 1, 8, cp=2)),
 ]
 
 
@@ -46,7 +50,10 @@ BROKEN = [
     (Strategy(5, 2, 1, 4, arrangement=apart(3, 1, 1, 4)), "needs a layer a stage, and vision has 2"),
     (Strategy(1, 2, 1, 4, arrangement=apart(1, 1, 4, 1)), "leaves the decoder none"),
     (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 4, 1, name="audio")), "names the encoder audio"),
-    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 2, 2, cp=2)), "the encoder's CP is 2"),
+    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 1, 4, cp=3)), "CP 3 does not divide the 256 tokens that vision"),
+    (Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 8, 1, cp=2)), "TP 1 x CP 2 x DP 8 = 16"),
+    (Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 2, 1, cp=4)), "TP 1 x CP 4 does not divide the 2 ranks"),
+    (Strategy(1, 2, 2, 1, cp=2, arrangement=shared("inline", 2, 2, 1, cp=2)), "is the chain"),
     (Strategy(3, 2, 1, 4, schedule="gpipe", arrangement=apart(1, 1, 4, 1)), "planned for 1f1b"),
     (Strategy(3, 2, 1, 4, zero=3, arrangement=apart(1, 1, 4, 1)), "ZeRO 0 or 1"),
     (Strategy(2, 2, 2, 4, arrangement=shared("inline", 1, 8, 1)), "decoder of one stage, and its PP is 2"),
@@ -71,6 +78,8 @@ DISAGGREGATED, INLINE, PHASES = LAWFUL[0], LAWFUL[4], LAWFUL[5]
         ("megatron-te", False, DISAGGREGATED, None),
         ("megatron-local", False, INLINE, None),
         ("megatron-te", False, PHASES, "it runs disaggregated and colocated inline"),
+        ("megatron-te", False, LAWFUL[8], "layouts of workload.stack megatron-te have encoders of CP 1"),
+        ("mindspeed-mm", True, LAWFUL[9], "layouts of workload.stack mindspeed-mm have encoders of CP 1"),
         ("mindspeed-mm", True, PHASES, None),
         ("mindspeed-mm", False, PHASES, "runs forward only"),
         ("mindspeed-mm", True, INLINE, None),
@@ -101,6 +110,8 @@ def test_jobs_that_ask_for_what_cannot_be() -> None:
         make_job(devices=[16])
     with pytest.raises(JobError, match="layouts"):
         make_job(layouts=["side by side"])
+    with pytest.raises(JobError, match=r"search.encoder_cp is \[1, 2\], of encoders with sizes of their own"):
+        make_job(encoder_cp=[1, 2])
     alone = make_job()
     content = {
         "model": {"text": alone.model.text.model_dump(exclude_none=True)},
@@ -129,6 +140,24 @@ def test_several_encoders_are_one_module_where_no_stack_is_named() -> None:
         Strategy(6, 2, 1, 4, arrangement=replace(deep, encoder=replace(deep.encoder, rank_offset=4))), hears=True
     )
     assert told == "encoder PP 4 needs a layer a stage, and vision+audio has 3"
+
+
+def test_ranks_that_deal_heads_deal_whole_ones() -> None:
+    job = make_job()
+    dealt = job.workload.model_copy(update={"context_parallel": "all_to_all"})
+    for cp, words in ((4, None), (3, "does not divide the attention heads of vision, 8")):
+        strategy = Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 1, 4, cp=cp))
+        told = unlawful_reason(job.model, job.cluster, dealt, strategy)
+        assert told is None if words is None else words in (told or "lawful")
+
+
+def test_a_class_token_lies_with_one_rank() -> None:
+    job = make_job()
+    (tower,) = job.model.encoders
+    stem = tower.stem.model_copy(update={"class_token": True})
+    model = job.model.model_copy(update={"encoders": (tower.model_copy(update={"stem": stem}),)})
+    told = unlawful_reason(model, job.cluster, job.workload, LAWFUL[8])
+    assert told == "the encoder's CP is 2, and vision has a class token, which would lie with one rank"
 
 
 def test_sizes_of_both_modules() -> None:

@@ -91,7 +91,6 @@ def test_a_projector_with_a_norm_says_how_wide() -> None:
         ((encoder(), encoder()), "two modalities are called vision"),
         ((encoder("text"),), "two modalities are called text"),
         ((encoder("llm"),), "an encoder is called llm"),
-        ((encoder(), encoder("eyes")), "eyes is a second encoder of images"),
         ((encoder(projector=Projector(layer_sizes=(64, 32))),), "ends with 32 and the text decoder is 64 wide"),
     ],
 )

@@ -1,13 +1,13 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
-    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2] [--chunks 2]
+    python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2 [--same-images]] [--chunks 2] [--context]
 
 Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and
-of sounds, each of which trains or not. The space and the law of each layout
-are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain chains under either
-module's sizes, as the oracle's documents, and each is solved by brute_force, those in bubbles by `beside`. Wrong is:
-another set of lawful layouts; an answer that is called the best and is not; a bound above the optimum, of the space or
-of one strategy; a strategy of which the search says that nothing fits, and something does.
+of sounds or of the same images, each of which trains or not; with --context encoders of several CP. The space and the
+law of each layout are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain
+chains under either module's sizes, as the oracle's documents, and each is solved by brute_force, those in bubbles by
+`beside`. Wrong is: another set of lawful layouts; an answer that is called the best and is not; a bound above the
+optimum, of the space or of one strategy; a strategy of which the search says that nothing fits, and something does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
-from several_modules import Decoder, Own, form_several, limit, list_several
+from several_modules import Decoder, Own, deals, form_several, limit, list_several, tokens_of
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -56,11 +56,16 @@ class Meaning:
     tp: int
     dp: int
     mbs: int
-    encoder: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """PP, TP, DP, MBS."""
+    encoder: tuple[int, ...] = (0, 0, 0, 0)
+    """PP, TP, DP, MBS, and CP where it is not 1."""
     vpp: int = 1
     modules: tuple[Own, ...] = ()
     """Of each encoder, where each is one; then kind and run are empty."""
+
+    @property
+    def sharing(self) -> int:
+        """The encoder's CP."""
+        return self.encoder[4] if len(self.encoder) > 4 else 1
 
     @property
     def runs(self) -> set[str]:
@@ -71,9 +76,17 @@ class Meaning:
         return bool(self.runs & {"bubbles", "prefetch"})
 
 
-def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1) -> Document:
+def random_content(
+    rng: random.Random, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False, context: bool = False
+) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
+    if context:
+        content["search"]["encoder_cp"] = rng.choice(([1, 2], [2], [1, 2, 4]))
+        content["workload"]["context_parallel"] = rng.choice(("ring", "all_to_all", "all_gather"))
+        content["workload"].pop("stack", None)  # whose encoders have CP 1
+        for tower in content["model"]["encoders"] if rng.random() < 0.3 else ():
+            tower["layers"] |= {"window": {"num_tokens": 64}}
     if num_chunks > 1:
         content["model"]["text"]["layers"]["num_layers"] = rng.choice((4, 4, 5))
         content["workload"]["global_batch_size"] = rng.choice((4, 4, 6))
@@ -97,10 +110,23 @@ def random_content(rng: random.Random, num_towers: int = 1, num_chunks: int = 1)
             }
         )
         content["model"]["text"]["layers"]["num_layers"] = rng.randint(1, 3)
-        content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
+        if same_images:
+            _encode_again(rng, content)
+        else:
+            content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
         content["workload"].pop("stack", None)  # whose layouts have one encoder
         limit(rng, content)
     return content
+
+
+def _encode_again(rng: random.Random, content: Document) -> None:
+    """The second tower encodes the first one's images: its tokens are added to them, or stand beside them."""
+    second, total = content["model"]["encoders"][1], content["workload"]["image_tokens_per_sample"]
+    second |= {"name": "sam", "stem": {"type": "patches", "in_features": 768, "num_positions": 64}}
+    if rng.random() < 0.5:
+        own = rng.choice((64, 128, 320))
+        content["workload"]["image_tokens_per_sample"] = min(total, 640) + own
+        content["workload"]["encoder_tokens_per_sample"] = {"vision": min(total, 640), "sam": own}
 
 
 def _content_of_one(rng: random.Random) -> Document:
@@ -222,26 +248,29 @@ def list_meanings(content: Document) -> set[Meaning]:
             if vpp == 1 or (sizes[0] > 1 and batch // sizes[2] // sizes[3] >= sizes[0])
         ]
 
+    sharing = limits.get("encoder_cp", [1])
     whole = [n for n in range(1, world + 1) if n <= per_node or n % per_node == 0]
     for sizes, vpp in in_chunks(world, layers + before) if "chain" in kinds else ():
         found.add(Meaning("chain", "", *sizes, vpp=vpp))
     for (pp, tp, dp, mbs), vpp in in_chunks(world, layers) if "colocated" in kinds else ():
-        for tp_e in divisors(min(world, per_node)):
-            dp_e = world // tp_e
-            fits = 8 % tp_e == 0 and world % tp_e == 0 and max(dp, dp_e) % min(dp, dp_e) == 0
-            if not fits or (tp_e > 1 and tp % tp_e and tp_e % tp):
+        for tp_e, cp_e in itertools.product(divisors(min(world, per_node)), sharing):
+            dp_e = world // tp_e // cp_e
+            fits = 8 % tp_e == 0 and world % (tp_e * cp_e) == 0 and max(dp, dp_e) % min(dp, dp_e) == 0
+            if not fits or (tp_e > 1 and tp % tp_e and tp_e % tp) or not deals(content, tp_e, cp_e):
                 continue
             powers = not (named and (tp & (tp - 1) or tp_e & (tp_e - 1)))
-            if pp == 1 and (mbs * dp) % dp_e == 0 and (tp_e, dp_e) != (tp, dp) and powers:
-                found.add(Meaning("colocated", "inline", pp, tp, dp, mbs, (1, tp_e, dp_e, mbs * dp // dp_e)))
+            if pp == 1 and (mbs * dp) % dp_e == 0 and (tp_e, cp_e, dp_e) != (tp, 1, dp) and powers:
+                own = sized(1, tp_e, dp_e, mbs * dp // dp_e, cp_e)
+                found.add(Meaning("colocated", "inline", pp, tp, dp, mbs, own))
             for run in () if named else ("phases", "recomputed_phases") if trains else ("phases",):
                 for mbs_e in divisors(batch // dp_e) if batch % dp_e == 0 else ():
-                    found.add(Meaning("colocated", run, pp, tp, dp, mbs, (1, tp_e, dp_e, mbs_e), vpp))
+                    own = sized(1, tp_e, dp_e, mbs_e, cp_e)
+                    found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp))
             for run in ("bubbles",) if trains else ("bubbles", "prefetch"):
                 count = batch // dp // mbs
-                for number in divisors(count) if pp > 1 and tp % tp_e == 0 and not named else ():
-                    if number * mbs * tp_e % tp == 0 and number * pp <= count:
-                        own = (1, tp_e, dp_e, number * mbs * tp_e // tp)
+                for number in divisors(count) if pp > 1 and tp % (tp_e * cp_e) == 0 and not named else ():
+                    if number * mbs * tp_e * cp_e % tp == 0 and number * pp <= count:
+                        own = sized(1, tp_e, dp_e, number * mbs * tp_e * cp_e // tp, cp_e)
                         found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp))
     for number in whole if "disaggregated" in kinds else ():
         rest = world - number
@@ -249,15 +278,22 @@ def list_meanings(content: Document) -> set[Meaning]:
         if not rest or (begin % per_node and begin % per_node + rest > per_node):
             continue
         for pp, tp, dp, mbs in plain(number, layers):
-            for dp_e, tp_e in itertools.product(divisors(rest), divisors(rest)):
-                if rest % (dp_e * tp_e) or (mbs * dp) % dp_e or max(dp, dp_e) % min(dp, dp_e) or 8 % tp_e:
+            for dp_e, tp_e, cp_e in itertools.product(divisors(rest), divisors(rest), sharing):
+                if rest % (dp_e * tp_e * cp_e) or (mbs * dp) % dp_e or max(dp, dp_e) % min(dp, dp_e) or 8 % tp_e:
                     continue
-                pp_e = rest // dp_e // tp_e
+                if not deals(content, tp_e, cp_e):
+                    continue
+                pp_e = rest // dp_e // tp_e // cp_e
                 bad = pp_e > before or per_node % tp_e or begin % tp_e
                 if not bad and not (named and (tp & (tp - 1) or tp_e & (tp_e - 1))):
-                    sizes = (pp_e, tp_e, dp_e, mbs * dp // dp_e)
+                    sizes = sized(pp_e, tp_e, dp_e, mbs * dp // dp_e, cp_e)
                     found.add(Meaning("disaggregated", "inline", pp_e + pp, tp, dp, mbs, sizes))
     return found
+
+
+def sized(pp: int, tp: int, dp: int, mbs: int, cp: int) -> tuple[int, ...]:
+    """As Meaning.encoder."""
+    return (pp, tp, dp, mbs) if cp == 1 else (pp, tp, dp, mbs, cp)
 
 
 def any_trains(content: Document, name: str = "") -> bool:
@@ -273,13 +309,14 @@ def meaning_of(strategy: Strategy) -> Meaning:
         return Meaning("chain", "", *sizes, vpp=strategy.vpp)
     if strategy.arrangement.others:
         modules = tuple(
-            Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset)
+            Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset, e.cp)
             for one in strategy.arrangement.each
             for e in (one.encoder,)
         )
         return Meaning("", "", *sizes, vpp=strategy.vpp, modules=modules)
     own, run = strategy.arrangement.encoder, strategy.arrangement.encoder_run
-    return Meaning(strategy.arrangement.kind, run, *sizes, (own.pp, own.tp, own.dp, own.mbs), strategy.vpp)
+    encoder = sized(own.pp, own.tp, own.dp, own.mbs, own.cp)
+    return Meaning(strategy.arrangement.kind, run, *sizes, encoder, strategy.vpp)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -343,7 +380,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp)
     if one.kind == "chain":
         return problem_document(build_problem(costs, decoder))
-    encoder = Strategy(*one.encoder)
+    encoder = Strategy(*one.encoder[:4], cp=one.sharing)
     second = build_problem(costs, decoder)
     own = costs
     if one.run in ("bubbles", "prefetch"):  # passes may be dealt unevenly: costs of one are those of any whole batch
@@ -352,7 +389,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     first = build_problem(own, encoder)
     before, behind = part(first, False), part(second, True)
     document, network, workload = problem_document(second), Network(costs), content["workload"]
-    tokens = workload["image_tokens_per_sample"] + workload.get("audio_tokens_per_sample", 0)
+    tokens = sum(tokens_of(content, tower["name"]) for tower in content["model"]["encoders"])
     size = 2.0 * one.mbs * tokens * 512  # of a decoder replica's micro-batch
     limit = job.cluster.device.memory_bytes * job.cluster.memory_fraction
     context, batch = float(job.cluster.device.context_bytes), workload["global_batch_size"]
@@ -363,7 +400,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     if one.kind == "disaggregated":
         world, rest = decoder.world_size, encoder.world_size
         begin, text = world, 0
-        last = begin + rest - one.encoder[1] * one.encoder[2]
+        last = begin + rest - one.encoder[1] * one.encoder[2] * one.sharing
         ranks = [last, begin + rest - 1, text, text + one.tp * one.dp - 1]
         shared = min(one.encoder[2], one.dp)
         senders, receivers = one.encoder[2] // shared, one.dp // shared
@@ -376,7 +413,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
                 block["forward_ms"] += wait
                 block["backward_ms"] += wait if block["backward_ms"] and returns else 0.0
         else:
-            lanes = min(senders * one.encoder[1], receivers * one.tp)
+            lanes = min(senders * one.encoder[1] * one.sharing, receivers * one.tp)
             hop = network.hop_ms(ranks, receivers * size / lanes) + network.gather_ms(one.tp, 1, size)
         for block in blocks[0]:
             block["within"] = [0, one.encoder[0]]
@@ -396,18 +433,13 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
             "p2p_ms_per_byte": [*inner_hops[0][1], 0.0, *inner_hops[1][1]],
         }
 
-    if one.encoder[2] > one.dp:
-        gather_number, gather_stride, whole = one.encoder[2] // one.dp, one.encoder[1], size
-    else:
-        gather_number, gather_stride = one.dp // one.encoder[2], one.tp
-        whole = gather_number * size
-    fans_in = one.encoder[2] > one.dp
+    # encoder replicas that together have a decoder replica's samples, and the other way
+    few, many = max(1, one.encoder[2] // one.dp), max(1, one.dp // one.encoder[2])
     if one.run == "inline":
-        gather = network.gather_ms(gather_number, gather_stride, whole)
-        if fans_in:
-            blocks[0][-1]["forward_ms"] += gather
-        elif returns:
-            [block for block in blocks[0] if block["backward_ms"]][-1]["backward_ms"] += gather
+        blocks[0][-1]["forward_ms"] += network.gather_ms(few * one.sharing, one.encoder[1], many * size)
+        if returns:
+            back = [block for block in blocks[0] if block["backward_ms"]][-1]
+            back["backward_ms"] += network.gather_ms(many, one.tp, many * size)
         return document | {
             "chain": [*blocks[0], *blocks[1]],
             "stage_static_bytes": [context + OPEN_BYTES + held_once([*before, *behind])],
@@ -424,15 +456,15 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     phases = calls * (forward + backward + (forward if again and returns else 0.0))
     phases += steps(block["count"] * block.get("tail_ms", 0.0) for block in blocks[0])
     if one.pp == 1:
-        gather = network.gather_ms(gather_number, gather_stride, count * whole)
-        phases += gather if fans_in or returns else 0.0
+        phases += network.gather_ms(few * one.sharing, one.encoder[1], count * many * size)
+        phases += network.gather_ms(many, one.tp, count * many * size) if returns else 0.0
     else:
         world = one.pp * one.tp * one.dp
         moved = network.hop_ms([0, world - 1], count * size / one.tp)
         phases += moved + network.gather_ms(one.tp, 1, count * size) + (moved if returns else 0.0)
     kept = steps(block["count"] * block.get("activation_bytes", 0.0) for block in blocks[0])
     static = steps(block["count"] * block.get("static_bytes", 0.0) for block in blocks[0])
-    own = 2.0 * 512 * tokens * calls * one.encoder[3]
+    own = 2.0 * 512 * tokens * calls * one.encoder[3] / one.sharing
     passing = steps(block["count"] * block.get("step_bytes", 0.0) for block in blocks[0])
     passing += max(block.get("step_once_bytes", 0.0) for block in blocks[0])
     held = [(0.0 if again else calls * kept) + (own if stage else max(own, count * size)) for stage in range(one.pp)]
@@ -462,7 +494,7 @@ def _form_beside(
     context: float,
 ) -> Document:
     count = batch // (one.dp * one.mbs)
-    number = one.tp // one.encoder[1] * one.encoder[3] // one.mbs
+    number = one.tp // one.encoder[1] // one.sharing * one.encoder[3] // one.mbs
     moved = network.hop_ms([0, one.pp * one.tp * one.dp - 1], number * size / one.tp)
     total = {
         key: sum(block["count"] * block.get(key, 0.0) for block in blocks[0])
@@ -547,7 +579,7 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
             count, actions = batch // (one.dp * one.mbs), 2 * one.pp * one.vpp * (batch // (one.dp * one.mbs))
             frozen = {tower["name"]: not any_trains(content, tower["name"]) for tower in content["model"]["encoders"]}
             for own in beside:
-                passes = count * one.mbs * own.tp // (one.tp * own.mbs)
+                passes = count * one.mbs * own.tp * own.cp // (one.tp * own.mbs)
                 actions += passes * (1 if frozen[own.name] else 2)
             if actions > MOST_ACTIONS:
                 return False
@@ -556,7 +588,7 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
                 batch // (one.dp * one.mbs),
                 not all(tower["freeze"] for tower in content["model"]["encoders"]),
             )
-            passes = count * one.mbs * one.encoder[1] // (one.tp * one.encoder[3])
+            passes = count * one.mbs * one.encoder[1] * one.sharing // (one.tp * one.encoder[3])
             if count_actions(one.pp, count, passes, trains, one.vpp) > MOST_ACTIONS:
                 return False
     most = MOST_STRATEGIES if len(content["model"]["encoders"]) == 1 else MOST_OF_TWO
@@ -564,15 +596,18 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
     return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted))
 
 
-def checked_jobs(number: int, seed: int, num_towers: int = 1, num_chunks: int = 1) -> dict[str, list[str]]:
+def checked_jobs(
+    number: int, seed: int, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False, context: bool = False
+) -> dict[str, list[str]]:
     """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
-        of = (f" of {num_towers} towers" if num_towers > 1 else "") + (f" in {num_chunks}" if num_chunks > 1 else "")
+        of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
+        of += (f" in {num_chunks}" if num_chunks > 1 else "") + (" with CP" if context else "")
         rng = random.Random(f"module layouts {index}{of}")
-        content = random_content(rng, num_towers, num_chunks)
+        content = random_content(rng, num_towers, num_chunks, same_images, context)
         while not is_small(content, num_chunks):
-            content = random_content(rng, num_towers, num_chunks)
+            content = random_content(rng, num_towers, num_chunks, same_images, context)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -582,9 +617,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--towers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--same-images", action="store_true", help="both of two towers encode the same images")
     parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
+    parser.add_argument("--context", action="store_true", help="encoders of several context parallel sizes")
     arguments = parser.parse_args()
-    found = checked_jobs(arguments.jobs, arguments.seed, arguments.towers, arguments.chunks)
+    if arguments.same_images and arguments.towers < 2:
+        parser.error("--same-images is of two towers")
+    kinds = arguments.towers, arguments.chunks, arguments.same_images, arguments.context
+    found = checked_jobs(arguments.jobs, arguments.seed, *kinds)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():
         print(name, *told, sep="\n  ")

@@ -28,7 +28,7 @@ WIDTH = 512
 
 
 class Own(NamedTuple):
-    """One module: where and how it runs, PP, TP, DP, MBS, its first rank."""
+    """One module: where and how it runs, PP, TP, DP, MBS, its first rank, CP."""
 
     name: str
     kind: str
@@ -38,6 +38,7 @@ class Own(NamedTuple):
     dp: int
     mbs: int
     begin: int = 0
+    cp: int = 1
 
     @property
     def chained(self) -> bool:
@@ -152,11 +153,14 @@ def _apart_options(
         samples = decoder.mbs * decoder.dp
         options.append(
             [
-                Own(name, "disaggregated", "inline", pp, tp, dp, samples // dp, begins[name])
+                Own(name, "disaggregated", "inline", pp, tp, dp, samples // dp, begins[name], cp)
                 for dp in divisors(count[name])
                 for tp in divisors(count[name] // dp)
-                for pp in (count[name] // dp // tp,)
+                for cp in content["search"].get("encoder_cp", [1])
+                for pp in (count[name] // dp // tp // cp,)
                 if samples % dp == 0
+                and pp * dp * tp * cp == count[name]
+                and deals(content, tp, cp)
                 and max(dp, decoder.dp) % min(dp, decoder.dp) == 0
                 and 8 % tp == 0
                 and per_node % tp == 0
@@ -170,11 +174,27 @@ def _apart_options(
 def _combine(decoder: Decoder, options: list[list[Own]]) -> Iterator[tuple[Decoder, tuple[Own, ...]]]:
     for modules in itertools.product(*options):
         plain = [
-            own.kind == "colocated" and not own.away and (own.chained or (own.tp, own.dp) == (decoder.tp, decoder.dp))
+            own.kind == "colocated"
+            and not own.away
+            and (own.chained or (own.tp, own.cp, own.dp) == (decoder.tp, 1, decoder.dp))
             for own in modules
         ]
         if not all(plain):
             yield decoder, modules
+
+
+def tokens_of(content: Document, name: str) -> int:
+    """What a tower hands the decoder of a sample: its own tokens, or all of its medium."""
+    workload = content["workload"]
+    medium = "audio" if name == "audio" else "image"
+    tokens: int = workload.get("encoder_tokens_per_sample", {}).get(name, workload[f"{medium}_tokens_per_sample"])
+    return tokens
+
+
+def deals(content: Document, tp: int, cp: int) -> bool:
+    """Whether ranks that deal heads have whole ones; all towers have eight. Their tokens divide by 4."""
+    dealt = cp > 1 and content["workload"].get("context_parallel") == "all_to_all"
+    return not dealt or 8 % (tp * cp) == 0
 
 
 def trains(tower: Document) -> bool:
@@ -186,20 +206,20 @@ def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Ow
     name, world, count = tower["name"], decoder.world, batch // decoder.dp // decoder.mbs
     if decoder.pp > 1:
         yield Own(name, "colocated", "inline", decoder.pp, decoder.tp, decoder.dp, decoder.mbs)
-    for tp in divisors(min(world, per_node)):
-        dp = world // tp
-        fits = world % tp == 0 and 8 % tp == 0 and max(dp, decoder.dp) % min(dp, decoder.dp) == 0
-        if not fits or (tp > 1 and decoder.tp % tp and tp % decoder.tp):
+    for tp, cp in itertools.product(divisors(min(world, per_node)), content["search"].get("encoder_cp", [1])):
+        dp = world // tp // cp
+        fits = world % (tp * cp) == 0 and 8 % tp == 0 and max(dp, decoder.dp) % min(dp, decoder.dp) == 0
+        if not fits or not deals(content, tp, cp) or (tp > 1 and decoder.tp % tp and tp % decoder.tp):
             continue
         if decoder.pp == 1 and decoder.mbs * decoder.dp % dp == 0:
-            yield Own(name, "colocated", "inline", 1, tp, dp, decoder.mbs * decoder.dp // dp)
+            yield Own(name, "colocated", "inline", 1, tp, dp, decoder.mbs * decoder.dp // dp, 0, cp)
         for run in ("phases", "recomputed_phases") if trains(tower) else ("phases",):
             for mbs in divisors(batch // dp) if batch % dp == 0 else ():
-                yield Own(name, "colocated", run, 1, tp, dp, mbs)
+                yield Own(name, "colocated", run, 1, tp, dp, mbs, 0, cp)
         for run in ("bubbles",) if trains(tower) else ("bubbles", "prefetch"):
-            for taken in divisors(count) if decoder.pp > 1 and decoder.tp % tp == 0 else ():
-                if taken * decoder.mbs * tp % decoder.tp == 0 and taken * decoder.pp <= count:
-                    yield Own(name, "colocated", run, 1, tp, dp, taken * decoder.mbs * tp // decoder.tp)
+            for taken in divisors(count) if decoder.pp > 1 and decoder.tp % (tp * cp) == 0 else ():
+                if taken * decoder.mbs * tp * cp % decoder.tp == 0 and taken * decoder.pp <= count:
+                    yield Own(name, "colocated", run, 1, tp, dp, taken * decoder.mbs * tp * cp // decoder.tp, 0, cp)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -217,7 +237,7 @@ class _Priced(NamedTuple):
 
 
 def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own: Own) -> _Priced:
-    sized = Strategy(own.pp, own.tp, own.dp, own.mbs)
+    sized = Strategy(own.pp, own.tp, own.dp, own.mbs, cp=own.cp)
     if own.run in ("bubbles", "prefetch"):
         whole = job.workload.model_copy(update={"global_batch_size": own.dp * own.mbs})
         costs = CostModel(replace(job, workload=whole))
@@ -227,8 +247,7 @@ def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own:
         for document, block in zip(problem_document(problem)["chain"], problem.chain, strict=True)
         if block.modality == own.name
     ]
-    key = "image_tokens_per_sample" if own.name == "vision" else "audio_tokens_per_sample"
-    size = 2.0 * decoder.mbs * content["workload"][key] * WIDTH
+    size = 2.0 * decoder.mbs * tokens_of(content, own.name) * WIDTH
     returns = any(document["backward_ms"] for document, _ in pairs)
     return _Priced(own, [d for d, _ in pairs], [p for _, p in pairs], problem, size, returns)
 
@@ -330,30 +349,29 @@ def _spread(value: Any, number: int) -> list[float]:
 
 def _cross(module: _Priced, decoder: Decoder, network: Any) -> float:
     own = module.own
-    last = own.begin + own.pp * own.tp * own.dp - own.tp * own.dp
-    ranks = [last, last + own.tp * own.dp - 1, 0, decoder.tp * decoder.dp - 1]
+    last = own.begin + (own.pp - 1) * own.tp * own.cp * own.dp
+    ranks = [last, last + own.tp * own.cp * own.dp - 1, 0, decoder.tp * decoder.dp - 1]
     cells = min(own.dp, decoder.dp)
     senders, receivers = own.dp // cells, decoder.dp // cells
-    lanes = min(senders * own.tp, receivers * decoder.tp)
+    lanes = min(senders * own.tp * own.cp, receivers * decoder.tp)
     moved: float = network.hop_ms(ranks, receivers * module.size / lanes)
     return moved + float(network.gather_ms(decoder.tp, 1, module.size))
 
 
-def _fan(module: _Priced, decoder: Decoder, network: Any, count: int = 1) -> float:
-    """What an encoder's replicas, or the decoder's, gather of `count` micro-batches on shared ranks."""
+def _fan(module: _Priced, decoder: Decoder, network: Any, count: int = 1) -> tuple[float, float]:
+    """What ranks gather of `count` micro-batches on shared ranks: forth among those that have a decoder replica's
+    samples, or a part of their tokens; back among decoder replicas whose samples are one encoder replica's."""
     own, size = module.own, count * module.size
-    if own.dp > decoder.dp:
-        return float(network.gather_ms(own.dp // decoder.dp, own.tp, size))
-    number = decoder.dp // own.dp
-    return float(network.gather_ms(number, decoder.tp, number * size))
+    few, many = max(1, own.dp // decoder.dp), max(1, decoder.dp // own.dp)
+    there = float(network.gather_ms(few * own.cp, own.tp, many * size))
+    return there, float(network.gather_ms(many, decoder.tp, many * size)) if module.returns else 0.0
 
 
 def _gather_inline(module: _Priced, decoder: Decoder, network: Any) -> None:
-    gather = _fan(module, decoder, network)
-    if module.own.dp > decoder.dp:
-        module.blocks[-1]["forward_ms"] += gather
-    elif module.returns:
-        [block for block in module.blocks if block["backward_ms"]][-1]["backward_ms"] += gather
+    there, back = _fan(module, decoder, network)
+    module.blocks[-1]["forward_ms"] += there
+    if module.returns:
+        [block for block in module.blocks if block["backward_ms"]][-1]["backward_ms"] += back
 
 
 def _add_away(
@@ -383,7 +401,7 @@ def _add_away(
         working = max(block.get("transient_bytes", 0.0) for block in blocks)
         more = total("tail_ms")
         if own.run in ("bubbles", "prefetch"):
-            number = decoder.tp // own.tp * own.mbs // decoder.mbs
+            number = decoder.tp // own.tp // own.cp * own.mbs // decoder.mbs
             world = decoder.world
             moved = network.hop_ms([0, world - 1], number * module.size / decoder.tp)
             kept = [kept[0] + count * module.size, kept[1] + number * module.size]
@@ -404,12 +422,12 @@ def _add_away(
             forward, backward, activations = total("forward_ms"), total("backward_ms"), total("activation_bytes")
             more += calls * (forward + backward + (forward if again and module.returns else 0.0))
             if decoder.pp == 1:
-                more += _fan(module, decoder, network, count) if own.dp > decoder.dp or module.returns else 0.0
+                more += sum(_fan(module, decoder, network, count))
             else:
                 moved = network.hop_ms([0, decoder.world - 1], count * module.size / decoder.tp)
                 more += moved + network.gather_ms(decoder.tp, 1, count * module.size)
                 more += moved if module.returns else 0.0
-            mine = calls * own.mbs * module.size / decoder.mbs
+            mine = calls * own.mbs * module.size / decoder.mbs / own.cp
             stored = 0.0 if again else calls * activations
             kept = [kept[0] + stored + max(mine, count * module.size), kept[1] + stored + mine]
             working += activations if again else 0.0

@@ -55,9 +55,9 @@ def apart(pp: int, tp: int, dp: int, mbs: int, offset: int = 4, name: str = "vis
     return Arrangement("disaggregated", "inline", ModuleLayout(name, pp, tp, dp, mbs, cp, offset))
 
 
-def shared(run: Any, tp: int, dp: int, mbs: int, pp: int = 1) -> Arrangement:
+def shared(run: Any, tp: int, dp: int, mbs: int, pp: int = 1, cp: int = 1) -> Arrangement:
     """On the decoder's."""
-    return Arrangement("colocated", run, ModuleLayout("vision", pp, tp, dp, mbs))
+    return Arrangement("colocated", run, ModuleLayout("vision", pp, tp, dp, mbs, cp))
 
 
 APART = Plan(

@@ -17,6 +17,7 @@ from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.plan_lists import list_key
 
 SCHEMA = "mm-autoparallel/torch/1"
 PLANNED, SCHEDULE = "planned.json", "schedule.csv"
@@ -63,7 +64,12 @@ def _read(path: Path) -> Plan:
 
 def read_planned(document: Mapping[str, Any], where: str) -> Plan:
     """The plan of a decision's content. Raises PlanError."""
+    chain, lists = document.get("chain"), document.get("layer_placement")
+    if isinstance(chain, list) and isinstance(lists, Mapping):  # the file of a plan has vision first, whatever flows
+        keys = [list_key(name, "placement") for name in chain if isinstance(name, str)]
+        placed = sorted(lists, key=lambda key: keys.index(key) if key in keys else len(keys))
+        document = {**document, "layer_placement": {key: lists[key] for key in placed}}
     plan = parse_bare_plan(dict(document), where)
-    if document.get("chain") != [*plan.layers]:
-        raise PlanError(f"{where}: chain is {document.get('chain')}, and layers are placed of {[*plan.layers]}")
+    if chain != [*plan.layers]:
+        raise PlanError(f"{where}: chain is {chain}, and layers are placed of {[*plan.layers]}")
     return plan

@@ -173,6 +173,12 @@ def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, dict[str, Any]]
     refuse_features(plan, target.job, {key: why for key, why in REFUSED.items() if not (is_toml and key == "ring")})
     refuse_features(plan, target.job, _OF_TOML if is_toml else {})
     strategy, told = plan.strategy, list[str]()
+    towers = [name for name, counts in plan.layers.items() if name != "text" and any(counts)]
+    if len(towers) > 1:
+        raise PlanError(
+            f"plan: it has layers of {' and '.join(towers)}, and torchtitan's models have one vision_encoder; "
+            "export --to torch"
+        )
     if any(any(counts) for key, counts in plan.recompute.items() if key != "text"):
         raise PlanError("plan: it recomputes encoder layers, and torchtitan recomputes the decoder's alone")
     if strategy.zero in (1, 2):

@@ -33,7 +33,8 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     """What `modality` handles for one sample of `workload`.
 
     An encoder's tokens are those it gives the text decoder times the tokens its projector merges, and one class token
-    an image where it has one. Two mel frames make one audio token, or eight (MelFrames.conv_channels).
+    an image where it has one. Two mel frames make one audio token, or eight (MelFrames.conv_channels). Several encoders
+    of images each make all that images occupy, unless the workload gives each its own (encoder_tokens_per_sample).
     """
     if isinstance(modality, TracedEncoder):
         return _count_traced(modality, workload)
@@ -42,12 +43,13 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
         if images is None:
             return TokenCounts(length, length, length, num_spans=1)
         return TokenCounts(length - int(images.stem.class_token), length, 1 if images.pooled else length, num_spans=1)
+    output_tokens = workload.handed_tokens(modality.name, modality.media)
     if isinstance(modality.stem, Patches):
-        output_tokens, num_spans = workload.image_tokens_per_sample, workload.images_per_sample
+        num_spans = workload.images_per_sample
         patches = output_tokens * modality.projector.merge_tokens
         class_tokens = num_spans if modality.stem.class_token and output_tokens else 0
         return TokenCounts(patches, patches + class_tokens, output_tokens, num_spans)
-    output_tokens, num_spans = workload.audio_tokens_per_sample, workload.audios_per_sample
+    num_spans = workload.audios_per_sample
     layer_tokens = output_tokens * modality.projector.merge_tokens
     return TokenCounts(modality.stem.frames_per_token * layer_tokens, layer_tokens, output_tokens, num_spans)
 

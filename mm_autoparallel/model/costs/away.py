@@ -168,7 +168,7 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> tuple[float, 
 
     kept_bytes = sum(block.count * block.activation_bytes for block in first)
     held_bytes = 0.0 if again else num_calls * kept_bytes
-    own_bytes = num_calls * own.mbs * module.size_bytes / strategy.mbs
+    own_bytes = num_calls * own.mbs * module.size_bytes / strategy.mbs / own.cp
     arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * module.size_bytes
     working_bytes = max(block.transient_bytes for block in first) + (kept_bytes if again else 0.0)
     kept = held_bytes + own_bytes, held_bytes + max(own_bytes, arrived_bytes)
@@ -202,7 +202,8 @@ def _in_bubbles(known: CostModel, module: Module, factor: float) -> tuple[float,
 
 
 def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:
-    """What the encoder reads of one decoder replica's micro-batch, in BF16; of audio what its first layer does."""
+    """What the encoder reads of one decoder replica's micro-batch, in BF16; of audio what its first layer does. Only
+    MindSpeed-MM gathers it, under which an arrangement has one encoder."""
     for block, tokens in zip(known.chain.blocks, known.tokens, strict=True):
         if isinstance(block.structure, PatchEmbedding):
             return ELEMENT_BYTES * strategy.mbs * tokens.layer_tokens * block.structure.in_features

@@ -8,8 +8,8 @@ decoder's tensor parallel ranks gather the parts; it blocks nobody. On shared de
 cell gather what they lack.
 Megatron (core/models/mimo, bridge_communicator.py): one leader of each replica sends to one leader, two messages of
 shapes before, and the leader broadcasts to its tensor and context parallel ranks; both sides stand still for it.
-Colocated: an all-gather forward where the encoder has more replicas, backward where it has fewer; the other way each
-rank narrows what it has.
+Colocated: an all-gather forward where the encoder has more replicas, or ranks that share a sample's tokens, backward
+where it has fewer; the other way each rank narrows what it has.
 MindSpeed-MM (hetero_parallel.py): raw pixels are gathered over the decoder's replicas, outputs over the encoder's,
 lengths before each of them in every call.
 """
@@ -62,7 +62,7 @@ def cross_between_ranks(
         each_ms = start_ms + most_bytes / line.bandwidth_bytes_per_s * 1e3 + broadcast_ms
         return Crossing(each_ms, each_ms, blocks=True)
     line = hop_line(level, network)
-    num_lanes = min(senders * encoder.tp, receivers * width)
+    num_lanes = min(senders * encoder.tp * encoder.cp, receivers * width)
     moved_ms = line.latency_ms + receivers * size_bytes / num_lanes / line.bandwidth_bytes_per_s * 1e3
     gather_ms = group_of(cluster.levels, decoder, "TP", network).all_gather_ms(size_bytes)
     return Crossing(moved_ms + gather_ms, moved_ms + gather_ms)
@@ -90,12 +90,11 @@ def cross_on_shared_ranks(
     arrangement, decoder = strategy.arrangement, strategy.of_decoder()
     assert arrangement is not None
     encoder = arrangement.encoder
-    if encoder.dp > decoder.dp:
-        gather = form_group(cluster.levels, encoder.dp // decoder.dp, encoder.tp, network)
-        return Crossing(gather.all_gather_ms(size_bytes), 0.0)
-    number = decoder.dp // encoder.dp
-    gather = form_group(cluster.levels, number, decoder.tp * decoder.cp, network)
-    return Crossing(0.0, gather.all_gather_ms(number * size_bytes))
+    # an encoder replica's samples are those of as many decoder replicas, and context parallel ranks share their tokens
+    number, of_one = max(1, decoder.dp // encoder.dp), max(1, encoder.dp // decoder.dp)
+    there = form_group(cluster.levels, of_one * encoder.cp, encoder.tp, network)
+    back = form_group(cluster.levels, number, decoder.tp * decoder.cp, network)
+    return Crossing(there.all_gather_ms(number * size_bytes), back.all_gather_ms(number * size_bytes))
 
 
 def cross_in_phases(

@@ -95,7 +95,7 @@ class Arrangement:
 
     def num_beside(self, tp: int, cp: int) -> int:
         """Of a decoder of so many ranks a stage: encoder replicas that lie on the ranks of one of its stages."""
-        return tp * cp // self.encoder.tp
+        return tp * cp // (self.encoder.tp * self.encoder.cp)
 
     @property
     def each(self) -> tuple[Arrangement, ...]:
@@ -132,5 +132,5 @@ class Arrangement:
     def _name(self) -> str:
         of, run = self.encoder, self.encoder_run.replace("_", " ")
         told = {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
-        each = f" MBS {of.mbs}" if self.away else ""
-        return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp} DP {of.dp}{each}"
+        each, shared = f" MBS {of.mbs}" if self.away else "", f" CP {of.cp}" if of.cp > 1 else ""
+        return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp}{shared} DP {of.dp}{each}"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, ModuleLayout
 from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.context_law import sharing_reasons
 from mm_autoparallel.model.job.division_law import division_reasons
-from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.model import Model, Patches
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import Stack, Workload
 
@@ -121,6 +122,7 @@ def module_reasons(
         yield from _break_in_chain(arrangement, strategy)
         return
     yield from _break_sizes(arrangement, strategy)
+    yield from _break_context(model, cluster, workload, strategy)
     yield from _break_batch(workload, arrangement, decoder)
     if arrangement.apart:
         yield from _break_ranges(cluster, encoder, decoder, has_others)
@@ -158,7 +160,7 @@ def _break_in_chain(arrangement: Arrangement, strategy: Strategy) -> Iterator[st
     """Of an encoder on the decoder's stages, several, beside others that are elsewhere."""
     encoder, decoder = arrangement.encoder, strategy.of_decoder()
     if decoder.cp > 1:
-        yield f"{encoder.name} is on the stages of a decoder of CP {decoder.cp}, and an image is one span of attention"
+        yield f"{encoder.name} is on the stages of a decoder of CP {decoder.cp}, where layouts have CP 1"
     for name in ("pp", "tp", "cp", "dp", "mbs"):
         mine, theirs = getattr(encoder, name), getattr(decoder, name)
         if mine != theirs:
@@ -184,8 +186,6 @@ def _break_several_ranges(cluster: Cluster, apart: list[ModuleLayout], decoder: 
 
 def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
     encoder, decoder = arrangement.encoder, strategy.of_decoder()
-    if encoder.cp > 1:
-        yield f"the encoder's CP is {encoder.cp}; an image is one span of attention, which nothing here divides"
     if arrangement.apart and arrangement.away:
         yield "an encoder on ranks of its own runs with each micro-batch (inline); other runs are of shared devices"
     if not arrangement.apart and encoder.pp > 1:
@@ -210,6 +210,25 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
         yield f"ranks {strategy.rank_order}: arrangements are planned for tp-cp-ep-dp-pp"
 
 
+def _break_context(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Of an encoder whose ranks share the tokens of each sample: its own attention in its own CP."""
+    arrangement, own = strategy.arrangement, strategy.of_encoder()
+    assert arrangement is not None
+    if arrangement.encoder.cp == 1:
+        return
+    if "stack" in workload.model_fields_set:
+        yield f"the encoder's CP is {own.cp}, and layouts of workload.stack {workload.stack} have encoders of CP 1"
+    encoders = [encoder for encoder in model.encoders if encoder.name in arrangement.encoder.parts]
+    for reason in sharing_reasons(encoders, cluster, workload, own):
+        yield f"of the encoder: {reason}"
+    for encoder in encoders:
+        tokens = workload.handed_tokens(encoder.name, encoder.media)
+        if tokens % own.cp:
+            yield f"the encoder's CP {own.cp} does not divide the {tokens} tokens that {encoder.name} makes of a sample"
+        if isinstance(encoder.stem, Patches) and encoder.stem.class_token:
+            yield f"the encoder's CP is {own.cp}, and {encoder.name} has a class token, which would lie with one rank"
+
+
 def _break_batch(workload: Workload, arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
     encoder = arrangement.encoder
     if arrangement.in_bubbles:
@@ -232,8 +251,9 @@ def _break_passes(workload: Workload, arrangement: Arrangement, decoder: Strateg
     encoder, width = arrangement.encoder, decoder.tp * decoder.cp
     if decoder.pp == 1:
         yield "a decoder of one stage leaves no bubbles; inline would do"
-    if width % encoder.tp:
-        yield f"the encoder's TP {encoder.tp} does not divide the {width} ranks of a decoder stage, where it runs"
+    if width % (encoder.tp * encoder.cp):
+        sizes = f"TP {encoder.tp} x CP {encoder.cp}" if encoder.cp > 1 else f"TP {encoder.tp}"
+        yield f"the encoder's {sizes} does not divide the {width} ranks of a decoder stage, where it runs"
         return
     samples = arrangement.num_beside(decoder.tp, decoder.cp) * encoder.mbs
     count = decoder.num_microbatches(workload.global_batch_size)
@@ -279,13 +299,13 @@ def _break_shared(arrangement: Arrangement, decoder: Strategy, has_others: bool 
     encoder, number = arrangement.encoder, decoder.world_size
     if encoder.num_ranks != number or encoder.rank_offset:
         yield (
-            f"colocated modules share all ranks: the encoder has TP {encoder.tp} x DP {encoder.dp} = "
+            f"colocated modules share all ranks: the encoder has TP {encoder.tp} x CP {encoder.cp} x DP {encoder.dp} = "
             f"{encoder.num_ranks} from rank {encoder.rank_offset} on, and the decoder {number} from 0"
         )
     if arrangement.encoder_run == "inline" and decoder.pp > 1:
         yield f"colocated inline needs a decoder of one stage, and its PP is {decoder.pp}; phases would do"
-    is_chain = arrangement.encoder_run == "inline" and (encoder.tp, encoder.dp) == (decoder.tp, decoder.dp)
-    if is_chain and decoder.cp == 1 and not has_others:
+    sizes, theirs = ((one.tp, one.cp, one.dp) for one in (encoder, decoder))
+    if arrangement.encoder_run == "inline" and sizes == theirs and not has_others:
         yield f"colocated inline with the decoder's own TP {decoder.tp} and DP {decoder.dp} is the chain; plan that"
     if encoder.tp > 1 and decoder.tp % encoder.tp and encoder.tp % decoder.tp:
         yield f"colocated TP {encoder.tp} and TP {decoder.tp}: one must divide the other, so that samples stay on nodes"

@@ -9,12 +9,12 @@ ranks that deal them; the groups only where the stack does not repeat them for e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 from mm_autoparallel.model.job.cluster import Cluster
-from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.model import Modality, Model
 from mm_autoparallel.model.job.stacks import RepeatedGroups
 from mm_autoparallel.model.job.workload import ContextParallel, Stack, Workload
 
@@ -39,8 +39,22 @@ _EVERYWHERE: tuple[ContextParallel, ...] = ("ring", "all_to_all")
 
 def context_reasons(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
     """The rules of context parallelism that `strategy` breaks."""
-    cp, tp, seq_length = strategy.cp, strategy.tp, workload.seq_length
+    cp, seq_length = strategy.cp, workload.seq_length
+    yield from sharing_reasons(model.modalities, cluster, workload, strategy)
+    if cp == 1:
+        return
     kind = strategy.context_kind(workload)
+    if (kind != "all_to_all" or workload.stack.startswith("megatron")) and seq_length % (2 * cp):
+        yield f"seq_length {seq_length} is no multiple of {2 * cp}, two pieces for each of CP {cp}"
+    if seq_length % cp:
+        yield f"seq_length {seq_length} is no multiple of CP {cp}"
+
+
+def sharing_reasons(
+    modalities: Sequence[Modality], cluster: Cluster, workload: Workload, strategy: Strategy
+) -> Iterator[str]:
+    """Those of how its ranks share the attention of `modalities`, whatever their tokens."""
+    cp, tp, kind = strategy.cp, strategy.tp, strategy.context_kind(workload)
     if kind not in get_args(ContextParallel):
         yield f"CP by {kind} is not understood; known are {', '.join(get_args(ContextParallel))}"
     if cp == 1:
@@ -50,16 +64,12 @@ def context_reasons(model: Model, cluster: Cluster, workload: Workload, strategy
     known = _RUNS.get(workload.stack, _EVERYWHERE)
     if kind not in known:
         yield f"CP by {kind} is none that workload.stack {workload.stack} runs; it runs {', '.join(known)}"
-    if kind not in _EVERYWHERE and any(modality.layers.delta for modality in model.modalities):
+    if kind not in _EVERYWHERE and any(modality.layers.delta for modality in modalities):
         yield f"CP by {kind} shares softmax attention, and the model has layers with a delta rule"
     dealing = strategy.dealing_ranks(workload, cluster.levels[0].num_devices)
     if kind == "hierarchical" and (cp % dealing or not 1 < dealing < cp):
         yield _dealing_reason(cp, dealing, workload.dealing_ranks > 0)
-    if (kind != "all_to_all" or workload.stack.startswith("megatron")) and seq_length % (2 * cp):
-        yield f"seq_length {seq_length} is no multiple of {2 * cp}, two pieces for each of CP {cp}"
-    if seq_length % cp:
-        yield f"seq_length {seq_length} is no multiple of CP {cp}"
-    for modality in model.modalities if dealing > 1 else ():
+    for modality in modalities if dealing > 1 else ():
         layers = modality.layers
         sizes = [("attention heads", layers.num_heads)]
         if not repeats_groups(workload.known_facts.repeated_groups, layers.num_kv_groups / tp, dealing):

@@ -47,6 +47,7 @@ _LATER = {
         "tower_precision",
         "dealing_ranks",
         "samples",
+        "encoder_tokens_per_sample",
     ),
     "device": (
         "host_link_bytes_per_s",
@@ -96,7 +97,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
             if not experts.get(key, True):
                 del experts[key]
     for key in _LATER["workload"]:
-        if getattr(workload, key) == Workload.model_fields[key].default:
+        if getattr(workload, key) == Workload.model_fields[key].get_default(call_default_factory=True):
             del content["workload"][key]
     if workload.samples:
         del content["workload"]["samples"]["file"]  # what is in it has a say, as sha256 has it

@@ -220,7 +220,10 @@ class Adapters(Noun):
 
 
 class Model(Noun):
-    """`encoders` in the order data flows (vision, audio, or names of the user's), then the `text` decoder."""
+    """`encoders` in the order data flows (vision, audio, or names of the user's), then the `text` decoder.
+
+    Several may encode the same images, or the same audio.
+    """
 
     name: Name = "inline"
     encoders: tuple[Encoder, ...] = ()
@@ -260,8 +263,6 @@ class Model(Noun):
                     f"an encoder is called {encoder.name}, which in a result file names another part; call it vision "
                     "or a name of your own"
                 )
-            if encoder.media in [other.media for other in self.encoders[:index]]:
-                raise ValueError(f"{encoder.name} is a second encoder of {encoder.media}; one of each is understood")
             for projector in (encoder.projector, encoder.deepstack):
                 if projector and projector.layer_sizes[-1] != self.text.layers.hidden_size:
                     raise ValueError(
@@ -277,7 +278,7 @@ class Model(Noun):
 
     @property
     def merge_tokens(self) -> int:
-        """Patches of an image that become one token of the decoder; 1 without an encoder of images."""
+        """Patches of an image that become one token of the decoder, of the first encoder of images; 1 without one."""
         return next((encoder.projector.merge_tokens for encoder in self.encoders if encoder.media == "images"), 1)
 
     @property
@@ -287,6 +288,18 @@ class Model(Noun):
             if isinstance(encoder.stem, MelFrames):
                 return MEL_FRAMES_PER_S / (encoder.stem.frames_per_token * encoder.projector.merge_tokens)
         return 0.0
+
+    def encoders_of(self, media: str) -> tuple[str, ...]:
+        """The names of those of "images" or of "audios"."""
+        return tuple(encoder.name for encoder in self.encoders if encoder.media == media)
+
+    def sharing_reason(self) -> str:
+        """That several encoders read the same images or audio, a clause with their names; empty where none do."""
+        for media in ("images", "audios"):
+            names = self.encoders_of(media)
+            if len(names) > 1:
+                return f"{' and '.join(names)} encode the same {media}"
+        return ""
 
     @property
     def num_layers(self) -> int:

@@ -59,6 +59,12 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             )
     if limits.layer_strategies and (refused := next(layer_wise_reasons(workload, limits.modes), None)):
         raise JobError(f"search.layer_strategies is true and cannot be run: {refused}", where=f"job file {path}")
+    if limits.encoder_cp != (1,) and limits.kinds == ("chain",):
+        raise JobError(
+            f"search.encoder_cp is {list(limits.encoder_cp)}, of encoders with sizes of their own, and search.layouts "
+            "has the chain alone, whose encoders have the decoder's CP; name other layouts, or leave it out",
+            where=f"job file {path}",
+        )
     if limits.layouts != "all":
         for kind in limits.layouts:
             reason = stack_reason(workload, kind)

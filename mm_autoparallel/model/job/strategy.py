@@ -105,7 +105,7 @@ class Strategy:
         return replace(self, pp=self.pp - self.arrangement.num_stages_apart, arrangement=None)
 
     def of_encoder(self) -> Strategy:
-        """The same of the first module: its choices are the decoder's, but for those of experts and CP."""
+        """The same of the first module: its choices are the decoder's, but for those of experts."""
         if self.arrangement is None or self.arrangement.in_chain:
             return self.of_decoder()
         own = self.arrangement.encoder
@@ -128,7 +128,8 @@ class Strategy:
         """An encoder of these sizes by itself beside this decoder, whose choices it has."""
         sized = Strategy(pp, tp, dp, mbs, cp=cp, zero=self.zero, sequence_parallel=self.sequence_parallel)
         fused: FusedProducts = self.tp_overlap if tp > 1 else ""
-        return replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused)
+        kind = self.cp_kind if cp > 1 else ""
+        return replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused, cp_kind=kind)
 
     @property
     def expert_tp(self) -> int:

@@ -54,6 +54,8 @@ class Workload(Noun):
     seq_length: image and audio tokens included. image_tokens_per_sample, audio_tokens_per_sample: what images and audio
     occupy of it, after merging; their encoders process more (blocks/tokens.py). images_per_sample, audios_per_sample:
     into how many separate attention spans these divide (tiles, where images are tiled).
+    encoder_tokens_per_sample: encoder → tokens of its own, where several encode images, or audio, and their tokens
+    stand side by side; without it each makes all of them, and what they make is added.
     micro_batch_scale: modality → factors on the times of its blocks, one a micro-batch in turn, cycled.
     samples: what they are like, one by one, of which the figures before are the means where they are left out.
 
@@ -127,6 +129,7 @@ class Workload(Noun):
     images_per_sample: Count = 1
     audio_tokens_per_sample: Number = 0
     audios_per_sample: Count = 1
+    encoder_tokens_per_sample: dict[str, Count] = Field(default_factory=dict)
     micro_batch_scale: dict[str, Annotated[tuple[Factor, ...], Field(min_length=1)]] = Field(default_factory=dict)
     samples: SampleSource | None = None
     weight_bytes: PositiveBytesEach = 2.0
@@ -165,6 +168,11 @@ class Workload(Noun):
     precision: Precision = "bf16"
     tower_precision: Precision = "bf16"
     facts: StackFacts | None = None
+
+    def handed_tokens(self, name: str, media: str) -> int:
+        """What the encoder `name` of "images" or "audios" gives the decoder of a sample."""
+        of_media = self.image_tokens_per_sample if media == "images" else self.audio_tokens_per_sample
+        return self.encoder_tokens_per_sample.get(name) or of_media
 
     @property
     def known_facts(self) -> StackFacts:

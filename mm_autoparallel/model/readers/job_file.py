@@ -262,6 +262,7 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 f"{nearest(name, names)}; known are {', '.join(names)}",
                 where=f"job file {path}",
             )
+    _check_own_tokens(model, workload, path)
     has_experts = any(modality.layers.experts for modality in model.modalities)
     for key in ("expert_imbalance_factor", "overlap_all_to_all", "ep_kind"):
         value = getattr(workload, key)
@@ -301,6 +302,46 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         )
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
     _check_facts(model, job_file, path)
+
+
+def _check_own_tokens(model: Model, workload: Workload, path: Path) -> None:
+    """Raises JobError where encoder_tokens_per_sample does not part the tokens of a medium among all its encoders."""
+    given, where = workload.encoder_tokens_per_sample, f"job file {path}"
+    key = "workload.encoder_tokens_per_sample"
+    names = [encoder.name for encoder in model.encoders]
+    for name in given:
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise JobError(f"{key}.{name} names no encoder{nearest(name, names)}; known are {known}", where=where)
+    if given and isinstance(model, TracedModel):
+        raise JobError(f"{key} is given, and {model.name} is known from traces alone; leave it out", where=where)
+    for medium, media in (("image", "images"), ("audio", "audios")):
+        own = model.encoders_of(media)
+        told = [name for name in own if name in given]
+        total, least = getattr(workload, f"{medium}_tokens_per_sample"), getattr(workload, f"{media}_per_sample")
+        if not told:
+            continue
+        if len(own) == 1:
+            raise JobError(
+                f"{key} names {own[0]}, the only encoder of {media}, whose tokens are {medium}_tokens_per_sample; "
+                "leave it out",
+                where=where,
+            )
+        if told != list(own):
+            missing = ", ".join(name for name in own if name not in given)
+            raise JobError(
+                f"{key} names {', '.join(told)} and not {missing}; name all encoders of {media}", where=where
+            )
+        if sum(given[name] for name in own) != total:
+            parts = " + ".join(str(given[name]) for name in own)
+            raise JobError(
+                f"{key} makes {parts} = {sum(given[name] for name in own)} tokens of {media}, and "
+                f"workload.{medium}_tokens_per_sample, which has them all, is {total}",
+                where=where,
+            )
+        few = next((name for name in own if given[name] < least), None)
+        if few:
+            raise JobError(f"{key}.{few} is {given[few]}, fewer than {media}_per_sample, {least}", where=where)
 
 
 def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:

@@ -61,6 +61,7 @@ def fill_samples(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], 
     if isinstance(model, TracedModel) or model.text.images:
         kind = "known from traces" if isinstance(model, TracedModel) else "of images alone"
         raise JobError(f"workload.samples is given, and the model is {kind}; leave it out", where=where)
+    check_sharing(model, where)
     table = read_source(source, model, path)
     if source.sha256 is not None and source.sha256 != table.sha256:
         raise JobError(
@@ -98,6 +99,15 @@ def _draw(one: Distribution) -> Draw:
         assert one.spread_fraction is not None  # its own law
         return lognormal(one.mean, one.spread_fraction, one.most)
     return constant(one.constant or 0.0)
+
+
+def check_sharing(model: Model, where: str) -> None:
+    """Raises JobError where several encoders read the same images or audio: samples say patches and seconds of one."""
+    if reason := model.sharing_reason():
+        raise JobError(
+            f"samples say what one encoder of images and one of audio take, and {reason}; leave samples out",
+            where=where,
+        )
 
 
 def encoder_of(model: Model, media: str) -> Encoder | None:

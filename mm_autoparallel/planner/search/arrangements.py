@@ -2,10 +2,10 @@
 
 Several encoders are tried as one module, and as a module each.
 
-The job's limits of pp, tp, cp, dp, mbs are the decoder's. An encoder on ranks of its own has the devices that the
-decoder leaves, whole nodes or what is left of the first, behind the decoder's ranks; in phases it takes any number of
-samples at once that divides its own, up to MOST_PHASE_SAMPLES. Where a decoder by itself is unlawful, no encoder is
-tried beside it.
+The job's limits of pp, tp, cp, dp, mbs are the decoder's; an encoder's CP is one of search.encoder_cp. An encoder on
+ranks of its own has the devices that the decoder leaves, whole nodes or what is left of the first, behind the decoder's
+ranks; in phases it takes any number of samples at once that divides its own, up to MOST_PHASE_SAMPLES. Where a decoder
+by itself is unlawful, no encoder is tried beside it.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def combine(decoder: Strategy, options: Options) -> Iterator[Strategy]:
 
 def _is_as(decoder: Strategy, one: Arrangement) -> bool:
     """Whether an encoder inline on one stage has the decoder's sizes."""
-    inline = one.kind == "colocated" and not one.away
-    return inline and (one.encoder.tp, one.encoder.dp, decoder.cp) == (decoder.tp, decoder.dp, 1)
+    inline, own = one.kind == "colocated" and not one.away, one.encoder
+    return inline and (own.tp, own.cp, own.dp) == (decoder.tp, decoder.cp, decoder.dp)
 
 
 def list_boughs(
@@ -192,27 +192,27 @@ def _list_colocated(
     trains = encoders_train(job.model, parts)
     if decoder.pp > 1 and decoder.cp == 1:
         yield _on_shared("inline", ModuleLayout(name, decoder.pp, decoder.tp, decoder.dp, decoder.mbs))
-    for tp in divisors(min(number, job.cluster.max_tensor_parallel)):
-        if number % tp:
+    for tp, cp in product(divisors(min(number, job.cluster.max_tensor_parallel)), job.search.encoder_cp):
+        if number % (tp * cp):
             continue
-        dp, samples = number // tp, decoder.mbs * decoder.dp
+        dp, samples = number // (tp * cp), decoder.mbs * decoder.dp
         if decoder.pp == 1 and samples % dp == 0:
-            yield _on_shared("inline", ModuleLayout(name, 1, tp, dp, samples // dp))
+            yield _on_shared("inline", ModuleLayout(name, 1, tp, dp, samples // dp, cp))
         runs: tuple[EncoderRun, ...] = ("phases", "recomputed_phases") if trains else ("phases",)
         for run in runs if stack_reason(job.workload, "colocated", "phases") is None and batch % dp == 0 else ():
             for mbs in divisors(batch // dp):
                 if mbs <= MOST_PHASE_SAMPLES:
-                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs))
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp))
         beside: tuple[EncoderRun, ...] = ("bubbles",) if trains else ("bubbles", "prefetch")
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
-        fits = decoder.pp > 1 and width % tp == 0
+        fits = decoder.pp > 1 and width % (tp * cp) == 0
         for run in beside if fits and stack_reason(job.workload, "colocated", "bubbles") is None else ():
             for num_taken in divisors(count):
                 if num_taken * decoder.pp > count:
                     break
-                mbs, rest = divmod(num_taken * decoder.mbs * tp, width)
+                mbs, rest = divmod(num_taken * decoder.mbs * tp * cp, width)
                 if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
-                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs))
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp))
 
 
 def _on_shared(run: EncoderRun, layout: ModuleLayout) -> Arrangement:
@@ -235,11 +235,11 @@ def _list_apart(
     for dp in divisors(number):
         if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
             continue
-        for tp in divisors(number // dp):
-            pp = number // dp // tp
-            if pp > num_layers or job.cluster.max_tensor_parallel % tp:
+        for tp, cp in product(divisors(number // dp), job.search.encoder_cp):
+            pp, rest = divmod(number // dp // tp, cp)
+            if rest or pp > num_layers or job.cluster.max_tensor_parallel % tp:
                 continue
-            layout = ModuleLayout(name, pp, tp, dp, samples // dp, rank_offset=begin)
+            layout = ModuleLayout(name, pp, tp, dp, samples // dp, cp, begin)
             yield Arrangement("disaggregated", "inline", layout)
 
 

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -55,7 +56,7 @@ class _Shares:
         self._job, self._steps = costs.job, steps
         self._decodes, self._names = costs.chain.modalities[-1], costs.chain.modalities[:-1]
         self._by_shape: dict[Shape, dict[str, float]] = {}
-        self._of_encoders: dict[Strategy, dict[str, float]] = {}
+        self._of_encoders: dict[object, dict[str, float]] = {}
 
     def of_shape_ms(self, shape: Shape) -> dict[str, float]:
         """Of a decoder of such a shape, and of the encoders beside it; 0 where nothing is known of one of them."""
@@ -69,10 +70,11 @@ class _Shares:
 
     def of_encoders_ms(self, decoder: Strategy) -> dict[str, float]:
         """Of each encoder beside a decoder, whatever its sizes."""
-        chosen = decoder.beside(pp=1, tp=1, dp=1, mbs=1)
+        chosen = decoder.beside(pp=1, tp=1, dp=1, mbs=1), decoder.cp_kind
         if chosen not in self._of_encoders:
             widths, samples = divisors(self._job.cluster.max_tensor_parallel), self._job.workload.global_batch_size
-            every = [decoder.beside(1, tp, 1, mbs) for tp in widths for mbs in divisors(samples)]
+            sizes = product(widths, divisors(samples), self._job.search.encoder_cp)
+            every = [decoder.beside(1, tp, 1, mbs, cp) for tp, mbs, cp in sizes]
             least = {name: min(self._share_ms(encoder, name) for encoder in every) for name in self._names}
             self._of_encoders[chosen] = least
         return self._of_encoders[chosen]
