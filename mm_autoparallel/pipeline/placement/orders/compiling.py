@@ -9,6 +9,7 @@ import numpy as np
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.slimming import find_peak, hold_at_most, play_actions
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.signals import interrupted_by_signals
 
@@ -27,3 +28,7 @@ def compile_orders() -> None:
         search_pairs(*place, warmups, words, 1, 1.0, 0, 0.0, True)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)
+        actions, alone = np.zeros((1, 2), dtype=np.int8), np.ones(1)
+        play_actions(actions, np.array([2]), np.ones((1, 4)), np.ones((2, 0)), alone)
+        find_peak(actions[0], 1.0, 1.0)
+        hold_at_most(actions[0], 1.0, 1.0, 1.0, True, actions[0].copy())

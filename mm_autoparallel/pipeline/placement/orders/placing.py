@@ -14,6 +14,7 @@ from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.levels import options_below
 from mm_autoparallel.pipeline.placement.orders.run import OrderSearch
+from mm_autoparallel.pipeline.placement.orders.slimming import hold_less
 from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import compile_v
 from mm_autoparallel.pipeline.placement.orders.v_shape.placing import place_v
 from mm_autoparallel.pipeline.placement.orders.v_shape.run import VSearch
@@ -111,12 +112,14 @@ def _result(search: OrderSearch | VSearch) -> PlacementResult:
             1.0 - max(search.gap_fraction, OPTIMAL_GAP_FRACTION)
         )
         return replace(shown, status="dominated") if is_dominated else shown
-    timeline = simulate(search.problem, search.placement)
+    placement, timeline = search.placement, simulate(search.problem, search.placement)
+    if search.problem.num_chunks == 1:
+        placement, timeline = hold_less(search.problem, placement, timeline)
     is_optimal = lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_FRACTION)
     return replace(
         shown,
         status="optimal" if is_optimal else "feasible",
-        placement=search.placement,
+        placement=placement,
         timeline=timeline,
         step_ms=timeline.step_ms,
         lower_bound_ms=min(lower_ms, timeline.step_ms),
