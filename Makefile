@@ -72,6 +72,7 @@ nightly:
 	$(PYTHON) tests/oracle/compare_free.py --problems 10000 --seed $(NIGHT)00000
 	$(PYTHON) tests/oracle/compare_encoders.py --problems 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/oracle/expert_jobs.py --jobs 200 --seed $(NIGHT)000
+	$(PYTHON) tests/oracle/metamorphic_jobs.py --jobs 100 --seed $(NIGHT)000
 	$(PYTHON) tests/oracle/methods.py --problems 4000 --seed $(NIGHT)000000
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)

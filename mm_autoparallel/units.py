@@ -24,8 +24,13 @@ def format_ms(value_ms: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """`0.0312` → `3.1 %`."""
-    return f"{fraction * 100:.1f} %"
+    """`0.0312` → `3.1 %`; what rounds to nothing has no sign."""
+    return f"{round(fraction * 100, 1) + 0.0:.1f} %"
+
+
+def format_signed(value: float, digits: int) -> str:
+    """`-12.5` of two digits → `-12.50`; what rounds to nothing has no minus."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
 def describe_range(smallest: float, largest: float) -> str:

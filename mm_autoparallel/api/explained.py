@@ -28,7 +28,7 @@ from mm_autoparallel.planner.search.space import describe_strategy as name_strat
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
 from mm_autoparallel.reports.tables import stage_time_table
-from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
+from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent, format_signed
 
 if TYPE_CHECKING:
     from mm_autoparallel.api.explanation import Explanation
@@ -196,7 +196,7 @@ def _plans_table(explanation: Explanation) -> Table:
         if number in by_rival:
             rival = by_rival[number]
             cells = [
-                f"{rival.difference_ms:+.2f}", f"{rival.error_ms:.2f}", format_percent(rival.faster_fraction)
+                format_signed(rival.difference_ms, 2), f"{rival.error_ms:.2f}", format_percent(rival.faster_fraction)
             ]  # fmt: skip
         told = f"{name}: {describe_strategy(estimate.plan)}"
         table.add_row(str(number + 1), told, f"{estimate.step_ms:.2f}", *cells)
@@ -335,10 +335,10 @@ def _causes_table(why: WhyNot) -> Table:
     for cause in why.causes:
         difference_ms = cause.other_ms - cause.plan_ms
         if cause.plan_ms or cause.other_ms:
-            table.add_row(cause.cause, f"{cause.plan_ms:.2f}", f"{cause.other_ms:.2f}", f"{difference_ms:+.2f}")
+            table.add_row(cause.cause, f"{cause.plan_ms:.2f}", f"{cause.other_ms:.2f}", format_signed(difference_ms, 2))
     table.add_section()
     sums = sum(cause.plan_ms for cause in why.causes), sum(cause.other_ms for cause in why.causes)
-    table.add_row("step", f"{sums[0]:.2f}", f"{sums[1]:.2f}", f"{sums[1] - sums[0]:+.2f}")
+    table.add_row("step", f"{sums[0]:.2f}", f"{sums[1]:.2f}", format_signed(sums[1] - sums[0], 2))
     return table
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.errors import PlannerError, ProfileError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.unstated import FREEZE, IMAGE_TOKENS, LENGTH_SPREAD
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
@@ -29,7 +29,7 @@ class Answer:
     """The same plan under the other reading of what is not stated.
 
     key: what states it in a job file. taken, other: the two readings in words. step_ms, peak_memory_bytes (of the
-    fullest stage), fits: under the other; None, with a reason, where the plan cannot run so.
+    fullest stage), fits: under the other; None, with a reason, where the plan cannot run so or is not known.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Answer:
         """`freeze.vision is not stated: taken is frozen; if trained: step 9.30 s, fullest stage 48.00 GiB`."""
         said = f"{self.key} is not stated: taken is {self.taken}; if {self.other}: "
         if self.step_ms is None or self.peak_memory_bytes is None:
-            return f"{said}this plan cannot run ({self.reason})"
+            return f"{said}{self.reason}"
         over = "" if self.fits else ", beyond its limit"
         return f"{said}step {format_ms(self.step_ms)}, fullest stage {format_bytes(self.peak_memory_bytes)}{over}"
 
@@ -62,8 +62,10 @@ def answer_twice(job: Job, estimate: Estimate) -> tuple[Answer, ...]:
 def _answer(estimate: Estimate, key: str, taken: str, other: str, job: Job) -> Answer:
     try:
         found = evaluate(job, estimate.plan)
+    except ProfileError:
+        return Answer(key, taken, other, reason=f"not known, for the costs that the job has are of {taken} alone")
     except PlannerError as failure:
-        return Answer(key, taken, other, reason=str(failure))
+        return Answer(key, taken, other, reason=f"this plan cannot run ({failure})")
     return Answer(key, taken, other, found.step_ms, max(found.peak_memory_bytes), found.fits)
 
 

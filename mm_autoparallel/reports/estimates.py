@@ -15,7 +15,7 @@ from rich.text import Text
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
-from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
+from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent, format_signed
 
 _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 
@@ -123,11 +123,7 @@ def describe_change(before: Estimate, after: Estimate) -> str:
 
 def signed_step(step_ms: float, before_ms: float) -> str:
     """`-12.50 ms (-0.1 %)`: how much longer a step is than the one before."""
-    return f"{_signed(step_ms - before_ms, 2)} ms ({_signed(100 * (step_ms / before_ms - 1), 1)} %)"
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{round(value, digits) + 0.0:+.{digits}f}"  # without a minus before 0
+    return f"{format_signed(step_ms - before_ms, 2)} ms ({format_signed(100 * (step_ms / before_ms - 1), 1)} %)"
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:

@@ -98,7 +98,7 @@ def stage_time_table(timeline: Timeline) -> Table:
     shown = [(words, getattr(shares, name)) for words, name in _CAUSES if np.max(getattr(shares, name)) >= _SHOWN_MS]
     table = plain_table("ms of stage", *(words for words, _ in shown), "step")
     for stage in range(len(timeline.busy_ms)):
-        cells = (_ms(abs(float(values[stage]))) for _, values in shown)  # rounding may leave -0.00
+        cells = (_ms(float(values[stage])) for _, values in shown)
         table.add_row(str(stage), *cells, _ms(timeline.step_ms))
     return table
 
@@ -206,8 +206,8 @@ def group_table(groups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _ms(value_ms: float) -> str:
-    """In one unit throughout, so that stages compare at a glance."""
-    return f"{value_ms:.2f}"
+    """In one unit throughout, so that stages compare at a glance; what rounds to nothing has no sign."""
+    return f"{round(value_ms, 2) + 0.0:.2f}"
 
 
 def _per_chunk(problem: Problem, counts: tuple[tuple[int, ...], ...], stage: int, blocks: list[int]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.huggingface.config import read_huggingface
+from mm_autoparallel.integrations.huggingface.generic import is_generic
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.model.readers.model_file import read_model
@@ -100,6 +101,21 @@ def test_a_router_may_pick_out_of_few_groups_of_experts(groups: tuple[int | None
     experts = read(document).text.layers.experts
     assert experts is not None
     assert experts.max_groups == found
+
+
+@pytest.mark.parametrize(
+    ("name", "tower", "generic"),
+    [
+        ("pixtral_12b", "pixtral", False),
+        ("llava_1_5_7b", "clip_vision_model", False),
+        ("llava_1_5_7b", "siglip_vision_model", True),
+        ("llava_1_5_7b", 7, False),
+    ],
+)
+def test_a_llava_with_a_tower_that_is_not_described_goes_by_its_class(name: str, tower: Any, generic: bool) -> None:
+    document = load(name)
+    document["vision_config"]["model_type"] = tower
+    assert is_generic(document) == generic
 
 
 def test_text_sizes_may_stand_under_text_config() -> None:
@@ -203,7 +219,7 @@ def test_audio_key_has_no_bias() -> None:
         ("qwen2_5_vl_7b", "vision_config.fullatt_block_indexes", [99], "layers are 0 to 31"),
         ("internvl2_8b", "vision_config.norm_type", "batch", "one of layer_norm, rms_norm"),
         ("internvl2_8b", "llm_config.model_type", "falcon", 'llm_config.model_type is "falcon"; one of llama'),
-        ("llava_1_5_7b", "vision_config.model_type", "siglip", "clip_vision_model is expected"),
+        ("llava_1_5_7b", "vision_config.model_type", "siglip", "one of clip_vision_model, pixtral is expected"),
         ("qwen3_vl_30b_a3b", "text_config.num_experts_per_tok", 999, "at most num_experts 128"),
         ("deepseek_vl2", "vision_config.model_name", "deeplip_b_l", "one of siglip_so400m_patch14_384, "),
         ("deepseek_vl2", "vision_config.width", {"clip": 1024}, "a whole number, at least 1, is expected"),

@@ -13,7 +13,7 @@ from rich.table import Table
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem, place_in_modes
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.reports.tables import share_time, stage_table, time_table
-from mm_autoparallel.units import GIB
+from mm_autoparallel.units import GIB, format_percent, format_signed
 
 # Two stages × two chunks of vision and text; the second virtual stage ends one and begins the other.
 PROBLEM = Problem(
@@ -79,6 +79,13 @@ def test_the_time_table_names_every_cause_and_the_step(timeline: Timeline) -> No
     (step,) = [line for line in text.splitlines() if line.split()[:1] == ["step"]]
     assert f" {timeline.step_ms:.2f} " in step
     assert "100.0 %" in step
+
+
+def test_what_rounds_to_nothing_has_no_minus(timeline: Timeline) -> None:
+    """Idle times are differences, and rounding may leave -1e-13."""
+    tiny = np.full_like(timeline.idle_imbalance_ms, -1e-13)
+    assert "-0.0" not in "\n".join(lines(time_table(dataclasses.replace(timeline, idle_imbalance_ms=tiny))))
+    assert (format_percent(-1e-9), format_percent(-0.01), format_signed(-1e-9, 2)) == ("0.0 %", "-1.0 %", "+0.00")
 
 
 def test_stages_count_layers_by_modality_and_chunk(timeline: Timeline) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job, read_job
@@ -72,6 +73,22 @@ def test_a_plan_that_cannot_run_under_the_other_reading_says_why() -> None:
     assert (answer.taken, answer.other) == ("trained", "frozen")
     assert answer.step_ms is None
     assert "this plan cannot run" in answer.words
+
+
+def test_costs_that_were_recorded_of_one_reading_alone_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(None)
+    estimate = evaluate(job, PLAN)
+
+    def refuse(*_: Any) -> None:
+        raise ProfileError("model.sha256 is 656d2c12da0f…")
+
+    monkeypatch.setattr("mm_autoparallel.planner.twice.evaluate", refuse)
+    (answer,) = answer_twice(job, estimate)
+    assert answer.step_ms is None
+    assert answer.words == (
+        "freeze.vision is not stated: taken is frozen; if trained: not known, for the costs that the job has are of "
+        "frozen alone"
+    )
 
 
 def test_a_model_json_states_it_and_a_text_model_has_nothing_to_state() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from mm_autoparallel.integrations.huggingface import towers
 from mm_autoparallel.integrations.huggingface.defaults import (
@@ -21,6 +21,7 @@ from mm_autoparallel.integrations.huggingface.defaults import (
     CLIP_OF_LLAVA,
     INTERNVIT_NATIVE,
     INTERNVIT_OPENGVLAB,
+    PIXTRAL,
     QWEN2_5_VISION,
     QWEN2_AUDIO,
     QWEN2_VISION,
@@ -183,26 +184,33 @@ def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
 
 
 def _read_llava(file: Section) -> Model:
-    """LLaVA 1.5: CLIP, whose last norm is there though its output goes unused, and two plain matrices."""
+    """Two plain matrices behind CLIP (LLaVA 1.5), whose last norm is there though its output goes unused, or behind
+    Pixtral's tower (mistral-community/pixtral-12b)."""
     text = text_section(file, "llama")
     part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
-    if part.text("model_type", "clip_vision_model") != "clip_vision_model":
-        raise part.refuse("model_type", "clip_vision_model is expected")
-    width, stem = part.count("hidden_size"), towers.square_patches(part, whole=False, norm="layer")
-    layers = Layers(
-        **read_sizes(part, width),
-        **towers.VIT_LAYERS,
-        rotary=False,
-        quick_gelu=True,
-    )
+    tower = part.text("model_type", LLAVA_TOWERS[0])
+    final_norm: Literal["layer"] | None = None
+    if tower == "pixtral":
+        stem, layers = towers.pixtral_tower(replace(part, defaults=PIXTRAL))
+    elif tower == "clip_vision_model":
+        stem, final_norm = towers.square_patches(part, whole=False, norm="layer"), "layer"
+        layers = Layers(
+            **read_sizes(part, part.count("hidden_size")), **towers.VIT_LAYERS, rotary=False, quick_gelu=True
+        )
+    else:
+        raise part.refuse("model_type", f"one of {', '.join(LLAVA_TOWERS)} is expected")
     text_width = text.count("hidden_size")
     projector = Projector(
-        layer_sizes=(width, text_width, text_width),
+        layer_sizes=(layers.hidden_size, text_width, text_width),
         bias=file.flag("multimodal_projector_bias", True),
         replicated=True,
     )
-    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
+    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm=final_norm, projector=projector)
     return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", False)))
+
+
+LLAVA_TOWERS = ("clip_vision_model", "pixtral")
+"""Types of a LLaVA's `vision_config` that are read here; one with another tower goes by its class (generic.py)."""
 
 
 def _read_vit(file: Section) -> Model:

@@ -19,7 +19,7 @@ from typing import Any
 from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
-from mm_autoparallel.integrations.huggingface.config import FAMILIES
+from mm_autoparallel.integrations.huggingface.config import FAMILIES, LLAVA_TOWERS
 from mm_autoparallel.model.job.traced_model import parse_traced_model
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_form import REFUSAL, TracedHere
@@ -36,8 +36,11 @@ _SOURCES = (
 
 
 def is_generic(document: Mapping[str, Any]) -> bool:
-    """Whether `document` is a Hugging Face config of a type that no reader here knows."""
-    model_type = document.get("model_type")
+    """Whether `document` is a Hugging Face config of a type that no reader here knows, or a LLaVA with such a tower."""
+    model_type, vision = document.get("model_type"), document.get("vision_config")
+    if model_type == "llava" and isinstance(vision, Mapping):
+        tower = vision.get("model_type", LLAVA_TOWERS[0])
+        return isinstance(tower, str) and tower not in LLAVA_TOWERS and "schema" not in document
     return isinstance(model_type, str) and model_type not in FAMILIES and "schema" not in document
 
 

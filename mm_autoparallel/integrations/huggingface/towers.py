@@ -137,20 +137,28 @@ def _glm4v_tower(file: Section) -> Encoder:
     return Encoder(name="vision", stem=stem, layers=layers, final_norm="rms", projector=projector)
 
 
-def read_mistral3(file: Section) -> Model:
-    """Pixtral's tower, whose tokens a matrix merges before the projector's two, and Mistral's decoder."""
-    part = replace(file.section("vision_config"), defaults=PIXTRAL)
-    if part.text("model_type", "pixtral") != "pixtral":
-        raise part.refuse("model_type", "pixtral is expected")
-    text = text_section(file, "mistral")
-    width, text_width = part.count("hidden_size"), text.count("hidden_size")
-    merge = file.count("spatial_merge_size", 2) ** 2
+def pixtral_tower(part: Section) -> tuple[Patches, Layers]:
+    """Pixtral's tower of native resolution (transformers, models/pixtral/modeling_pixtral.py): patches without bias, a
+    norm before the first layer and none behind the last. part: vision_config. Raises JobError naming a wrong key."""
+    width = part.count("hidden_size")
     layers = Layers(
         **read_sizes(part, width),
         head_dim=part.number("head_dim", 0),
         norm="rms",
         packed=True,
     )
+    return Patches(in_features=part.count("num_channels") * part.side("patch_size") ** 2, norm="rms"), layers
+
+
+def read_mistral3(file: Section) -> Model:
+    """Pixtral's tower, whose tokens a matrix merges before the projector's two, and Mistral's decoder."""
+    part = replace(file.section("vision_config"), defaults=PIXTRAL)
+    if part.text("model_type", "pixtral") != "pixtral":
+        raise part.refuse("model_type", "pixtral is expected")
+    text = text_section(file, "mistral")
+    stem, layers = pixtral_tower(part)
+    width, text_width = layers.hidden_size, text.count("hidden_size")
+    merge = file.count("spatial_merge_size", 2) ** 2
     projector = Projector(
         norm="rms",
         norm_size=width,
@@ -161,7 +169,6 @@ def read_mistral3(file: Section) -> Model:
     )
     if file.flag("multimodal_projector_bias", False):
         raise file.refuse("multimodal_projector_bias", "a projector without biases is expected")
-    stem = Patches(in_features=part.count("num_channels") * part.side("patch_size") ** 2, norm="rms")
     decoder: Decoder = read_text(text, tied=is_tied(file, "text_config", False))
     return Model(encoders=(Encoder(name="vision", stem=stem, layers=layers, projector=projector),), text=decoder)
 
