@@ -47,6 +47,7 @@ _LATER = {
         "tower_precision",
         "dealing_ranks",
         "samples",
+        "samples_per_sequence",
     ),
     "device": (
         "host_link_bytes_per_s",
@@ -74,7 +75,7 @@ _LATER = {
         "keeps_joint",
         "repeated_groups",
     ),
-    "samples": ("videos", "frames", "frame_patches"),
+    "samples": ("videos", "frames", "frame_patches", "packing"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 

@@ -54,8 +54,12 @@ class Workload(Noun):
     seq_length: image and audio tokens included. image_tokens_per_sample, audio_tokens_per_sample: what images and audio
     occupy of it, after merging; their encoders process more (blocks/tokens.py). images_per_sample, audios_per_sample:
     into how many separate attention spans these divide (tiles, where images are tiled).
+    samples_per_sequence: so many samples are packed into one sequence, of equal lengths, and the decoder attends within
+    each alone (cu_seqlens); what a sample is elsewhere here is then such a sequence.
     micro_batch_scale: modality → factors on the times of its blocks, one a micro-batch in turn, cycled.
-    samples: what they are like, one by one, of which the figures before are the means where they are left out.
+    samples: what they are like, one by one, of which the figures before are the means where they are left out; where
+    they are packed, those of sequences, and samples_per_sequence is of as many as cost attention what the mean one
+    does.
 
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; by default bf16 weights, fp32 gradients (Megatron-LM
     forces them with --bf16, training/arguments.py), and an fp32 copy with Adam's two moments (Kingma & Ba 2015).
@@ -127,6 +131,7 @@ class Workload(Noun):
     images_per_sample: Count = 1
     audio_tokens_per_sample: Number = 0
     audios_per_sample: Count = 1
+    samples_per_sequence: Count = 1
     micro_batch_scale: dict[str, Annotated[tuple[Factor, ...], Field(min_length=1)]] = Field(default_factory=dict)
     samples: SampleSource | None = None
     weight_bytes: PositiveBytesEach = 2.0
@@ -227,6 +232,7 @@ class Workload(Noun):
                 f"samples.batches {self.samples.batches} of global_batch_size {self.global_batch_size} are more than "
                 f"{MOST_DRAWN:,} samples; draw fewer batches"
             )
+        self._check_packing()
         self._check_experts()
         for key in ("recompute_operators", "selective_operators"):
             names = getattr(self, key)
@@ -241,6 +247,23 @@ class Workload(Noun):
                 "layers alone; leave it out"
             )
         return self
+
+    def _check_packing(self) -> None:
+        if self.samples_per_sequence > 1:
+            several = f"samples_per_sequence is {self.samples_per_sequence}"
+        elif self.samples is not None and self.samples.packing is not None:
+            several = "samples.packing packs samples into sequences"
+        else:
+            return
+        if self.samples_per_sequence > self.seq_length:
+            raise ValueError(f"{several}, more than the {self.seq_length} tokens of seq_length")
+        if self.attention != "flash":
+            raise ValueError(
+                f"{several}, and attention is {self.attention}, which works out the scores of all pairs of a sequence; "
+                "attention within each sample needs flash"
+            )
+        if self.stack == "mindformers":
+            raise ValueError(f"{several}, and the masks of stack mindformers are planned for whole sequences alone")
 
     def _check_experts(self) -> None:
         if self.token_rearrange and self.ep_kind != "deepspeed":

@@ -229,6 +229,14 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 f"{nearest(name, names)}; known are {', '.join(names)}",
                 where=f"job file {path}",
             )
+    whole = isinstance(model, TracedModel) or model.text.images is not None
+    if workload.samples_per_sequence > 1 and whole:
+        raise JobError(
+            f"workload.samples_per_sequence is {workload.samples_per_sequence}, and the model is "
+            f"{'known from traces of whole sequences' if isinstance(model, TracedModel) else 'of images alone'}; leave "
+            "it out",
+            where=f"job file {path}",
+        )
     has_experts = any(modality.layers.experts for modality in model.modalities)
     for key in ("expert_imbalance_factor", "overlap_all_to_all", "ep_kind"):
         value = getattr(workload, key)
