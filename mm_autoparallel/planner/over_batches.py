@@ -8,7 +8,9 @@ the longest of them: they meet once a step, in the tails of their stages.
 For a fixed placement, order and dealing the step is the longest of sums of durations, so convex and growing in them,
 and by Jensen's inequality E[T(d)] >= T(E[d]), E[d] taken position by position (Baccelli et al. 1992, Synchronization
 and Linearity, for max-plus systems). Drawn and dealt so, every position expects the same durations: those of the pool's
-mean.
+mean. Samples that are packed are so once, before any batch is drawn, and whole sequences are drawn in their place, each
+as likely as any other, so that this holds of them too. (Packed anew in each batch, sequences would depend on those
+beside them.)
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from mm_autoparallel.model.costs.sample_loads import relative_loads, relative_si
 from mm_autoparallel.model.costs.uneven import at_longest
 from mm_autoparallel.model.job.job import BatchObjective, Job
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.sample_source import Packing
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.pipeline.problem import Placement, Problem
@@ -46,12 +49,13 @@ _WORST_FRACTION = 0.05
 class DrawnBatches:
     """Of one job. load_factor: modality → [n] loads of its samples over that of the mean sample; size_factor: the same
     of tokens, which memory goes by. batches: [S, B] numbers of the samples in each global batch, in the order in which
-    they come.
+    they come. Where samples are packed, all that is of sequences, and `packing` says how; else it is empty.
     """
 
     load_factor: dict[str, Floats]
     size_factor: dict[str, Floats]
     batches: Ints
+    packing: str = ""
 
     @property
     def mean_factor(self) -> dict[str, float]:
@@ -73,7 +77,7 @@ class DrawnBatches:
 class StepOverBatches:
     """Of one plan, in ms. cvar95_ms: the mean of the worst 5 %. error_ms, cvar95_error_ms: standard errors of mean_ms
     and of cvar95_ms, for a few hundred batches are not all. at_mean_ms: with the durations that every position expects;
-    no true mean is below. steps_ms: of each batch, ascending."""
+    no true mean is below. steps_ms: of each batch, ascending. packing: how samples were packed into sequences."""
 
     mean_ms: float
     error_ms: float
@@ -84,6 +88,7 @@ class StepOverBatches:
     at_mean_ms: float
     steps_ms: tuple[float, ...]
     policy: str = POLICY
+    packing: str = ""
 
     @property
     def batches(self) -> int:
@@ -98,13 +103,16 @@ class StepOverBatches:
         """The result file's `step_over_batches`: all but the single steps."""
         told = dict(vars(self)) | {"batches": self.batches, "policy": self.policy}
         del told["steps_ms"]
+        if not self.packing:
+            del told["packing"]
         return told
 
     @property
     def words(self) -> str:
         """`over 256 drawn batches (arrival): mean 412.10 ms, …`."""
+        packed = f"; packed {self.packing}" if self.packing else ""
         return (
-            f"over {self.batches} drawn batches ({self.policy} order): mean {self.mean_ms:.2f} ms "
+            f"over {self.batches} drawn batches ({self.policy} order{packed}): mean {self.mean_ms:.2f} ms "
             f"(± {self.error_ms:.2f}), p95 {self.p95_ms:.2f}, p99 {self.p99_ms:.2f}, worst 5 % {self.cvar95_ms:.2f}; "
             f"with expected durations {self.at_mean_ms:.2f}"
         )
@@ -126,10 +134,22 @@ def draw_batches(job: Job | CostModel) -> DrawnBatches:
         if model is job.model and workload is job.workload and name == calibration:
             return drawn
     sizes = (source.batches, job.workload.global_batch_size)
-    batches = np.random.default_rng(source.seed).integers(len(samples), size=sizes)
-    drawn = DrawnBatches(relative_loads(known, samples), relative_sizes(known, samples), batches)
+    batches = np.random.default_rng(source.seed).integers(samples.num_sequences, size=sizes)
+    loads, lengths = relative_loads(known, samples), relative_sizes(known, samples)
+    drawn = DrawnBatches(loads, lengths, batches, _describe_packing(job.model, source.packing, samples))
     of_table.append((job.model, job.workload, calibration, drawn))
     return drawn
+
+
+def _describe_packing(model: Model, packing: Packing | None, samples: SampleTable) -> str:
+    """`in_order up to 8192 tokens, 3.4 samples a sequence, 93 % full, padded`."""
+    if packing is None:
+        return ""
+    full = samples.num_tokens(model.merge_tokens, model.audio_tokens_per_s).sum() / packing.tokens
+    return (
+        f"{packing.rule} up to {packing.tokens} tokens, {len(samples) / samples.num_sequences:.1f} samples a sequence, "
+        f"{100 * full / samples.num_sequences:.0f} % full{', padded' if packing.padded else ''}"
+    )
 
 
 def step_over_batches(
@@ -149,6 +169,7 @@ def step_over_batches(
         cvar95_error_ms=float(worst.std() / np.sqrt(len(worst))),
         at_mean_ms=play_at_mean(drawn, ready),
         steps_ms=tuple(ranked.tolist()),
+        packing=drawn.packing,
     )
 
 

@@ -77,8 +77,13 @@ def find_kinds(job: Job, num_layers: int = FEW_LAYERS, lacks: Collection[str] = 
     """The kinds of the chain of `job`, to be built with `num_layers` of each kind of layer. lacks: kinds left out, as
     the Subject's code has none of them.
 
-    Raises ProfileError for a block that no live part stands for.
+    Raises ProfileError for a block that no live part stands for, and where samples are packed.
     """
+    if job.workload.samples_per_sequence > 1:
+        raise ProfileError(
+            f"workload.samples_per_sequence is {job.workload.samples_per_sequence}, and layers are run here on whole "
+            "sequences, each of one sample; measure the job without packing, or plan it by analytic costs"
+        )
     blocks = [block for block in expand(job.model).blocks if block.kind not in lacks]
     tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
     layers: list[LayerKind] = []

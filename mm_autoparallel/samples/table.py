@@ -32,7 +32,8 @@ UNSAID = -1
 class SampleTable:
     """n samples. patches: of all images; sample i has those from images[i] to images[i + 1]. audio_s, recordings: the
     same of audio. text_tokens, tokens: [n], tokens UNSAID where they follow from the rest. num_read: samples of the
-    source, of which these are all, or drawn."""
+    source, of which these are all, or drawn. sequences: where they are packed, sequence s holds the samples from
+    sequences[s] to sequences[s + 1]; None: each is one by itself."""
 
     patches: Ints
     images: Ints
@@ -41,10 +42,28 @@ class SampleTable:
     text_tokens: Ints
     tokens: Ints
     num_read: int
+    sequences: Ints | None = None
 
     def __len__(self) -> int:
         """Samples that are kept."""
         return len(self.text_tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        """What batches are drawn of."""
+        return len(self) if self.sequences is None else len(self.sequences) - 1
+
+    def of_sequences(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[sequences] sums of the samples' values [n]."""
+        return values if self.sequences is None else add_up(values, self.sequences)
+
+    def take(self, order: Ints) -> SampleTable:
+        """The samples of these numbers, in this order, none of them packed."""
+        patches, images = _take_parts(self.patches, self.images, order)
+        audio_s, recordings = _take_parts(self.audio_s, self.recordings, order)
+        return SampleTable(
+            patches, images, audio_s, recordings, self.text_tokens[order], self.tokens[order], self.num_read
+        )
 
     @cached_property
     def num_images(self) -> Ints:
@@ -103,13 +122,21 @@ def add_up(values: NDArray[Any], ends: Ints) -> Floats:
     return parts
 
 
+def _take_parts(values: NDArray[Any], ends: Ints, order: Ints) -> tuple[NDArray[Any], Ints]:
+    counts = np.diff(ends)[order]
+    taken = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    at = np.repeat(ends[order] - taken[:-1], counts) + np.arange(taken[-1])
+    return values[at], taken
+
+
 def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTable:
     """The table of `samples`, in their order. num_read: of how many they were drawn; None: these are all.
 
     Raises ValueError, naming the sample, where patches or tokens are no whole numbers of at least 0.
     """
     columns = {name: list(map(attrgetter(name), samples)) for name in ("patches", "text_tokens", "tokens", "audio_s")}
-    images = _ends(list(map(len, columns["patches"])))
+    images = _ends(columns["patches"])
+    heard = columns["audio_s"] if any(columns["audio_s"]) else []  # most have none, and a step waits for this
     told = [i for i, count in enumerate(columns["tokens"]) if count is not None]
     tokens = np.full(len(samples), UNSAID, dtype=np.int64)
     tokens[told] = _whole([columns["tokens"][i] for i in told], samples, told)
@@ -117,8 +144,8 @@ def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTa
     return SampleTable(
         patches=_whole(list(chain.from_iterable(columns["patches"])), samples, holders),
         images=images,
-        audio_s=np.array(list(chain.from_iterable(columns["audio_s"])), dtype=np.float64),
-        recordings=_ends(list(map(len, columns["audio_s"]))),
+        audio_s=np.array(list(chain.from_iterable(heard)), dtype=np.float64),
+        recordings=_ends(heard) if heard else np.zeros_like(images),
         text_tokens=_whole(columns["text_tokens"], samples, range(len(samples))),
         tokens=tokens,
         num_read=len(samples) if num_read is None else num_read,
@@ -135,8 +162,11 @@ def _whole(values: Sequence[Any], samples: Sequence[Sample], holders: Sequence[i
     return found.astype(np.int64)
 
 
-def _ends(counts: Sequence[int]) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+def _ends(parts: Sequence[Sequence[Any]]) -> Ints:
+    """[n + 1] where the parts of each sample end, behind a zero."""
+    ends = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=ends[1:])
+    return ends
 
 
 def keep_samples(samples: Iterable[Sample], most: int = MOST_KEPT, seed: int = 0) -> SampleTable:

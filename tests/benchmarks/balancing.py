@@ -36,6 +36,7 @@ SHAPES = (
     (8, 16, 16, 4096),
     (8, 16, 32, 4096),
     (8, 32, 16, 4096),
+    (8, 32, 32, 4096),
 )
 """Stages, replicas, micro-batches, samples."""
 

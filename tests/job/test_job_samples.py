@@ -117,6 +117,15 @@ def test_what_is_wrong_or_contradicts_is_named(samples: Any, more: dict[str, Any
         job_of(samples, **more)
 
 
+def test_images_and_audio_of_a_sequence_are_those_of_its_samples() -> None:
+    job, plain = job_of(DRAWN | {"packing": {"tokens": 16384}}), job_of(DRAWN)
+    assert job.samples is not None
+    each = len(job.samples) / job.samples.num_sequences
+    assert each > 4
+    for key in ("images_per_sample", "image_tokens_per_sample", "audio_tokens_per_sample"):
+        assert getattr(job.workload, key) == pytest.approx(each * getattr(plain.workload, key), rel=0.1)
+
+
 def test_an_objective_needs_samples() -> None:
     with pytest.raises(JobError, match=r"search.objective is mean, of steps over drawn batches"):
         job_of(None, search={"objective": "mean"}, workload={"seq_length": 512})

@@ -14,7 +14,7 @@ class TokenCounts:
     """Tokens of one sample.
 
     input_tokens: patches or mel frames into the stem (text: tokens). layer_tokens: through the layers. output_tokens:
-    out of the projector (text: into the loss). num_spans: images, recordings or samples they divide into; full
+    out of the projector (text: into the loss). num_spans: images, recordings or packed samples they divide into; full
     attention stays inside one.
     """
 
@@ -41,7 +41,7 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     if not isinstance(modality, Encoder):
         length, images = workload.seq_length, modality.images
         if images is None:
-            return TokenCounts(length, length, length, num_spans=1)
+            return TokenCounts(length, length, length, num_spans=workload.samples_per_sequence)
         return TokenCounts(length - int(images.stem.class_token), length, 1 if images.pooled else length, num_spans=1)
     output_tokens = workload.handed_tokens(modality.name, modality.media)
     if isinstance(modality.stem, Patches):

@@ -100,19 +100,38 @@ def loads_ms(table: SampleTable, law: SampleLaw, model: Model) -> Floats:
 
 
 def relative_loads(known: CostModel, table: SampleTable) -> dict[str, Floats]:
-    """Modality → [n] loads of the samples over that of the job's mean sample; ones where it has nothing to do."""
-    laws, model = sample_laws(known), known.job.model
-    return {
-        modality.name: loads_ms(table, laws[modality.name], model) / laws[modality.name].mean_ms
-        if modality.name in laws
-        else np.ones(len(table))
-        for modality in model.modalities
-    }
+    """Modality → [sequences] loads over that of the job's mean sequence; ones where it has nothing to do.
+
+    Attention is within samples: a sequence's load is the sum of its samples', and of its padding, which is one more.
+    """
+    laws, model, found = sample_laws(known), known.job.model, {}
+    padding = _padding(known, table)
+    for modality in model.modalities:
+        law = laws.get(modality.name)
+        if law is None:
+            found[modality.name] = np.ones(table.num_sequences)
+            continue
+        loads = table.of_sequences(loads_ms(table, law, model))
+        if law.media == "text":
+            loads = loads + law.span_ms(padding)
+        found[modality.name] = loads / law.mean_ms
+    return found
+
+
+def _padding(known: CostModel, table: SampleTable) -> Floats:
+    """[sequences] tokens that pad each."""
+    source, model = known.job.workload.samples, known.job.model
+    if source is None or source.packing is None or not source.packing.padded:
+        return np.zeros(table.num_sequences)
+    tokens = table.of_sequences(table.num_tokens(model.merge_tokens, model.audio_tokens_per_s))
+    padding: Floats = source.packing.tokens - tokens.astype(np.float64)
+    return padding
 
 
 def relative_sizes(known: CostModel, table: SampleTable) -> dict[str, Floats]:
-    """Modality → [n] tokens of the samples over those of the job's mean sample, in place of loads."""
+    """Modality → [sequences] tokens over those of the job's mean sequence, in place of loads."""
     model, workload = known.job.model, known.job.workload
+    padding = _padding(known, table)
     sizes = {
         "images": (table.image_tokens(model.merge_tokens), workload.image_tokens_per_sample),
         "audios": (table.audio_tokens(model.audio_tokens_per_s), workload.audio_tokens_per_sample),
@@ -120,8 +139,10 @@ def relative_sizes(known: CostModel, table: SampleTable) -> dict[str, Floats]:
     }
     found = {}
     for modality in model.modalities:
+        is_text = not isinstance(modality, Encoder)
         tokens, mean = sizes[modality.media if isinstance(modality, Encoder) else "text"]
-        found[modality.name] = tokens / mean if mean else np.ones(len(table))
+        held = table.of_sequences(tokens) + padding if is_text else table.of_sequences(tokens)
+        found[modality.name] = held / mean if mean else np.ones(table.num_sequences)
     return found
 
 

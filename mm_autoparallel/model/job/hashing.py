@@ -48,6 +48,7 @@ _LATER = {
         "dealing_ranks",
         "samples",
         "encoder_tokens_per_sample",
+        "samples_per_sequence",
     ),
     "device": (
         "host_link_bytes_per_s",
@@ -75,7 +76,7 @@ _LATER = {
         "keeps_joint",
         "repeated_groups",
     ),
-    "samples": ("videos", "frames", "frame_patches"),
+    "samples": ("videos", "frames", "frame_patches", "packing"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mm_autoparallel.records import Count, Name, Noun, Number, above_zero, or_zero
+from mm_autoparallel.records import Count, Flag, Name, Noun, Number, above_zero, or_zero
 
 _LARGEST = 1e9
 """Of patches, tokens, seconds. Assumed: a thousand times the longest context there is."""
@@ -59,6 +59,22 @@ class Distribution(Noun):
         return self
 
 
+PackingRule = Literal["in_order", "first_fit_decreasing"]
+
+
+class Packing(Noun):
+    """Samples that are packed into sequences, in which the decoder attends within each sample alone.
+
+    tokens: of a sequence at most. rule: in_order opens a sequence where the next sample does not fit into the last one;
+    first_fit_decreasing puts each, the longest first, into the first sequence that has room. padded: sequences are
+    padded to `tokens`, and the padding runs through the decoder as one more sample.
+    """
+
+    tokens: Count
+    rule: PackingRule = "in_order"
+    padded: Flag = False
+
+
 class SampleSource(Noun):
     """Samples as uneven as those that train: a file of them (docs/guide/uneven-data.md), or a distribution of each
     quantity.
@@ -70,6 +86,8 @@ class SampleSource(Noun):
     of each video, as the model is given them. frame_patches: of every frame of a video, before merging. audios:
     recordings of a sample. audio_seconds: of each recording. text_tokens: of a sample, beside what images, videos and
     audio become.
+    packing: samples are packed, all of them once and before batches are drawn, which are then of whole sequences; what
+    a job calls a sample, global_batch_size too, is such a sequence.
     seed: of what is drawn. batches: how many global batches are drawn, of samples that are drawn one by one, each as
     likely as any other; all plans are judged by the same.
     """
@@ -87,6 +105,7 @@ class SampleSource(Noun):
     audios: Distribution | None = None
     audio_seconds: Distribution | None = None
     text_tokens: Distribution | None = None
+    packing: Packing | None = None
     seed: Number = 0
     batches: Annotated[int, Field(strict=True, ge=20, le=10_000)] = 256
 

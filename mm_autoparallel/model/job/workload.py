@@ -56,8 +56,12 @@ class Workload(Noun):
     into how many separate attention spans these divide (tiles, where images are tiled).
     encoder_tokens_per_sample: encoder → tokens of its own, where several encode images, or audio, and their tokens
     stand side by side; without it each makes all of them, and what they make is added.
+    samples_per_sequence: so many samples are packed into one sequence, of equal lengths, and the decoder attends within
+    each alone (cu_seqlens); what a sample is elsewhere here is then such a sequence.
     micro_batch_scale: modality → factors on the times of its blocks, one a micro-batch in turn, cycled.
-    samples: what they are like, one by one, of which the figures before are the means where they are left out.
+    samples: what they are like, one by one, of which the figures before are the means where they are left out; where
+    they are packed, those of sequences, and samples_per_sequence is of as many as cost attention what the mean one
+    does.
 
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; by default bf16 weights, fp32 gradients (Megatron-LM
     forces them with --bf16, training/arguments.py), and an fp32 copy with Adam's two moments (Kingma & Ba 2015).
@@ -130,6 +134,7 @@ class Workload(Noun):
     audio_tokens_per_sample: Number = 0
     audios_per_sample: Count = 1
     encoder_tokens_per_sample: dict[str, Count] = Field(default_factory=dict)
+    samples_per_sequence: Count = 1
     micro_batch_scale: dict[str, Annotated[tuple[Factor, ...], Field(min_length=1)]] = Field(default_factory=dict)
     samples: SampleSource | None = None
     weight_bytes: PositiveBytesEach = 2.0
@@ -235,6 +240,7 @@ class Workload(Noun):
                 f"samples.batches {self.samples.batches} of global_batch_size {self.global_batch_size} are more than "
                 f"{MOST_DRAWN:,} samples; draw fewer batches"
             )
+        self._check_packing()
         self._check_experts()
         for key in ("recompute_operators", "selective_operators"):
             names = getattr(self, key)
@@ -249,6 +255,23 @@ class Workload(Noun):
                 "layers alone; leave it out"
             )
         return self
+
+    def _check_packing(self) -> None:
+        if self.samples_per_sequence > 1:
+            several = f"samples_per_sequence is {self.samples_per_sequence}"
+        elif self.samples is not None and self.samples.packing is not None:
+            several = "samples.packing packs samples into sequences"
+        else:
+            return
+        if self.samples_per_sequence > self.seq_length:
+            raise ValueError(f"{several}, more than the {self.seq_length} tokens of seq_length")
+        if self.attention != "flash":
+            raise ValueError(
+                f"{several}, and attention is {self.attention}, which works out the scores of all pairs of a sequence; "
+                "attention within each sample needs flash"
+            )
+        if self.stack == "mindformers":
+            raise ValueError(f"{several}, and the masks of stack mindformers are planned for whole sequences alone")
 
     def _check_experts(self) -> None:
         if self.token_rearrange and self.ep_kind != "deepspeed":

@@ -268,7 +268,8 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
             streams += (Stream("dropout of the scores", moved_bytes, moved_bytes),)
     reach = min(attention.span_tokens or tokens.span_tokens, tokens.span_tokens)
     # keys travel unless whole images or windows lie with one rank, or with those that deal heads among themselves
-    travels = share.passing_ranks > 1 and reach > tokens.layer_tokens / share.passing_ranks
+    whole = attention.causal and attention.span_tokens is None  # every sample of a sequence is divided among them all
+    travels = share.passing_ranks > 1 and (whole or reach > tokens.layer_tokens / share.passing_ranks)
     gathers = travels and share.gathered_keys
     backward_passing = passing
     if gathers:

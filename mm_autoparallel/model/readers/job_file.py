@@ -263,6 +263,7 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 where=f"job file {path}",
             )
     _check_own_tokens(model, workload, path)
+    _check_packing(model, workload, path)
     has_experts = any(modality.layers.experts for modality in model.modalities)
     for key in ("expert_imbalance_factor", "overlap_all_to_all", "ep_kind"):
         value = getattr(workload, key)
@@ -302,6 +303,17 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         )
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
     _check_facts(model, job_file, path)
+
+
+def _check_packing(model: Model, workload: Workload, path: Path) -> None:
+    whole = isinstance(model, TracedModel) or model.text.images is not None
+    if workload.samples_per_sequence > 1 and whole:
+        raise JobError(
+            f"workload.samples_per_sequence is {workload.samples_per_sequence}, and the model is "
+            f"{'known from traces of whole sequences' if isinstance(model, TracedModel) else 'of images alone'}; leave "
+            "it out",
+            where=f"job file {path}",
+        )
 
 
 def _check_own_tokens(model: Model, workload: Workload, path: Path) -> None:

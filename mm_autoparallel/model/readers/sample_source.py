@@ -12,11 +12,12 @@ import numpy as np
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.model import Encoder, Model, Patches
-from mm_autoparallel.model.job.sample_source import QUANTITIES, Distribution, SampleSource
+from mm_autoparallel.model.job.sample_source import QUANTITIES, Distribution, Packing, SampleSource
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.readers.model_file import parse_inline_model, read_model
 from mm_autoparallel.records import Noun
 from mm_autoparallel.samples.draw import Draw, constant, draw_table, lognormal, mixture
+from mm_autoparallel.samples.packing import pack_table
 from mm_autoparallel.samples.record import SampleRules, read_record
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.table import SampleTable, keep_samples
@@ -70,8 +71,9 @@ def fill_samples(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], 
             where=where,
         )
     _check_media(table, model, where)
-    filled = {**workload, **_fill_means(table, model, workload, where)}
     sha256 = {"sha256": table.sha256} if source.file is not None else {}
+    table = _pack(table, source.packing, model, where)
+    filled = {**workload, **_fill_means(table, source.packing, model, workload, where)}
     filled["samples"] = source.model_dump(mode="json", exclude_unset=True) | sha256
     return document | {"workload": filled}, table
 
@@ -137,17 +139,39 @@ def _check_media(table: SampleTable, model: Model, where: str) -> None:
             )
 
 
-def _fill_means(table: SampleTable, model: Model, workload: Mapping[str, Any], where: str) -> dict[str, int]:
-    """seq_length, and tokens and numbers of images and audio of the mean sample, where the workload has no own.
+def _pack(table: SampleTable, packing: Packing | None, model: Model, where: str) -> SampleTable:
+    if packing is None:
+        return table
+    tokens = table.num_tokens(model.merge_tokens, model.audio_tokens_per_s)
+    try:
+        return pack_table(table, tokens, packing.tokens, packing.rule == "first_fit_decreasing")
+    except ValueError as failure:
+        raise JobError(f"workload.samples.packing: {failure}", where=where) from None
+
+
+def _fill_means(
+    table: SampleTable, packing: Packing | None, model: Model, workload: Mapping[str, Any], where: str
+) -> dict[str, int]:
+    """seq_length, and tokens and numbers of images and audio of the mean sample, where the workload has no own; of the
+    mean sequence where samples are packed, and of how many samples it is.
 
     Raises JobError where it has, and the samples' mean is another.
     """
-    image_tokens, audio_tokens = table.image_tokens(model.merge_tokens), table.audio_tokens(model.audio_tokens_per_s)
-    tokens = float(np.mean(table.num_tokens(model.merge_tokens, model.audio_tokens_per_s)))
-    means: dict[str, float] = {"seq_length": tokens}
+    of_images, of_audio = table.image_tokens(model.merge_tokens), table.audio_tokens(model.audio_tokens_per_s)
+    image_tokens, audio_tokens = table.of_sequences(of_images), table.of_sequences(of_audio)
+    of_samples = table.num_tokens(model.merge_tokens, model.audio_tokens_per_s)
+    held = table.of_sequences(of_samples)
+    tokens = float(np.mean(held))
+    means: dict[str, float] = {}
+    if packing is not None:
+        padding = packing.tokens - held if packing.padded else np.zeros(len(held))
+        tokens = float(np.mean(held + padding))
+        squares = table.of_sequences(of_samples.astype(np.float64) ** 2) + padding**2
+        means["samples_per_sequence"] = tokens**2 / float(np.mean(squares))
+    means["seq_length"] = tokens
     for name, counts, of_media in (
-        ("image", table.num_images, image_tokens),
-        ("audio", table.num_recordings, audio_tokens),
+        ("image", table.of_sequences(table.num_images), image_tokens),
+        ("audio", table.of_sequences(table.num_recordings), audio_tokens),
     ):
         if of_media.any():
             means |= {

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mm_autoparallel.pipeline.balance.improving import improve
 from mm_autoparallel.pipeline.balance.law import Law
-from mm_autoparallel.pipeline.balance.ordering import Floats, Ints, improve, spread
+from mm_autoparallel.pipeline.balance.ordering import Floats, Ints, spread
 from mm_autoparallel.pipeline.balance.packing import Load, fill_bins, pack, refine
 
 CHECKS = 100_000
 """Changes that refining a packing looks at. Assumed: 2 ms; four times as many were no better in the end."""
 
-EFFORT = 2_500_000
-"""Tasks that are played, and PLAY_EFFORT for each play beside its tasks. Assumed: 10 ms on an idle core."""
+EFFORT = 1_500_000
+"""Tasks that are played, and what else `improve` counts in such. Assumed: 7 ms on an idle core."""
 
-PLAY_EFFORT = 60
-"""What a change costs beside the play, in tasks; as many as a micro-batch has samples, where those are more."""
+PLAY_EFFORT = 160
+"""What a change costs beside the play, in tasks; 100 and as many as a micro-batch has samples, where those are more."""
 
 HEAT_FRACTION, COOL_PLAYS = 0.02, 400
 """The margin of `improve` where there are COOL_PLAYS plays or more for each bin; less where there are fewer. Assumed,
@@ -59,9 +60,9 @@ def deal(law: Law, ms: Floats, tokens: Ints, bounds: Bounds) -> Ints | None:
     refine(bins, load, CHECKS)
     heaviest_first = np.argsort(-_busiest(bins.ms, stage_shares), kind="stable")
     dealt: Ints = spread(heaviest_first, bins.ms, stage_shares, bounds.num_replicas)[bins.of]
-    num_plays = EFFORT // (len(tasks.stage) + max(PLAY_EFFORT, len(tokens) // bounds.num_bins))
-    heat_fraction = HEAT_FRACTION * min(1.0, num_plays / (COOL_PLAYS * bounds.num_bins))
-    improve(dealt, load, tasks, bounds.num_replicas, num_plays, heat_fraction, 0)
+    play_effort = len(tasks.stage) + max(PLAY_EFFORT, 100 + len(tokens) // bounds.num_bins)
+    heat_fraction = HEAT_FRACTION * min(1.0, EFFORT / play_effort / (COOL_PLAYS * bounds.num_bins))
+    improve(dealt, load, tasks, bounds.num_replicas, EFFORT, play_effort, heat_fraction)
     return dealt
 
 

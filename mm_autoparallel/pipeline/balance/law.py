@@ -115,22 +115,28 @@ def bound_step(law: Law, ms: Floats, num_replicas: int) -> float:
     still runs; the least of either over all samples is lost at least, whatever is empty. And a sample passes through
     all stages and back by itself.
     """
-    times = np.einsum("akp,np->nak", law.of_kind, ms)  # [n, kinds, K]
-    forward, back = times[:, FORWARD], times[:, INPUT if law.splits else BACKWARD]
-    passes = forward.sum(axis=1) + back.sum(axis=1)
-    before = np.cumsum(forward, axis=1) - forward
-    behind = np.cumsum(back, axis=1) - back  # after a backward: those of the virtual stages before
-    after = passes[:, None] - np.cumsum(forward, axis=1)  # after a forward
-    bound_ms = float(passes.max(initial=0.0))
+    total_ms = ms.sum(axis=0) / num_replicas
+    forward, back = law.of_kind[FORWARD], law.of_kind[INPUT if law.splits else BACKWARD]  # [K, 2]
+    passes = forward.sum(axis=0) + back.sum(axis=0)
+    before = np.cumsum(forward, axis=0) - forward
+    behind = np.cumsum(back, axis=0) - back  # after a backward: those of the virtual stages before
+    after = passes - np.cumsum(forward, axis=0)  # after a forward
+    ends = np.where(back.any(axis=1, keepdims=True), behind, after)
+    before_ms, end_ms = (_least(ms, shares) for shares in (before, ends))  # [K]
+    bound_ms = float((ms @ passes).max(initial=0.0))
     for stage in range(law.num_stages):
         mine = [k for k, of in enumerate(law.stage_of) if of == stage]
-        fill_ms = min(float(before[:, k].min()) for k in mine)
-        work = times[:, :, mine].sum(axis=(0, 2)) / num_replicas  # [kinds]
-        ends = [behind[:, k] if back[:, k].any() else after[:, k] for k in mine]
-        drain_ms = min(float(end.min()) for end in ends)
+        work = law.of_kind[:, mine].sum(axis=1) @ total_ms  # [kinds]
+        fill_ms, drain_ms = before_ms[mine].min(), end_ms[mine].min()
         if law.splits:
             without_ms = float(work[FORWARD] + work[INPUT])
             bound_ms = max(bound_ms, without_ms + fill_ms + drain_ms, without_ms + float(work[WEIGHT]) + fill_ms)
         else:
             bound_ms = max(bound_ms, float(work.sum()) + fill_ms + drain_ms)
-    return bound_ms
+    return float(bound_ms)
+
+
+def _least(ms: Floats, shares: Floats) -> Floats:
+    """[K] the least over samples of what each row of shares [K, 2] takes of ms [n, 2]."""
+    least: Floats = (shares @ ms.T).min(axis=1)
+    return least

@@ -1,4 +1,4 @@
-"""The compiled kernels that deal bins onto replicas and order them, judged by the simulator's own play.
+"""The compiled kernels that deal bins onto replicas in a hill, and play them by the simulator's own kernel.
 
 Bin r · M + m is micro-batch m of replica r.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.balance.packing import Bins, Load, below, busiest, exchange, fill_bins, has_room
+from mm_autoparallel.pipeline.balance.packing import busiest
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.engine import play
 
@@ -100,86 +100,3 @@ def play_all(ms: Floats, tasks: Tasks, times_ms: Floats) -> Floats:
             set_times(times_ms[r], m, ms[b, 0], ms[b, 1], tasks)
         steps_ms[r] = play_replica(times_ms[r], tasks, ends_ms, free_ms)
     return steps_ms
-
-
-@kernel
-def nth_sample(n: int, b: int, bins: Bins) -> int:
-    """The n-th of bin b's list; -1 behind its end."""
-    i = bins.head[b]
-    for _ in range(n):
-        i = bins.following[i]
-    return int(i)
-
-
-@kernel
-def trade_places(a: int, b: int, bins: Bins) -> None:
-    """Bin a becomes b, and b a."""
-    for values in (bins.tokens, bins.sizes, bins.head):
-        values[a], values[b] = values[b], values[a]
-    for way in range(2):
-        bins.ms[a, way], bins.ms[b, way] = bins.ms[b, way], bins.ms[a, way]
-    for k in (a, b):
-        i = bins.head[k]
-        while i >= 0:
-            bins.of[i] = k
-            i = bins.following[i]
-
-
-@kernel
-def improve(
-    bin_of: Ints, load: Load, tasks: Tasks, num_replicas: int, num_plays: int, heat_fraction: float, seed: int
-) -> float:
-    """Change the slowest replica, num_plays plays long: two of its bins trade places, one with another replica's, or
-    samples move or swap between bins. Overwrites bin_of [n] with the best that was found, whose step is returned.
-
-    What makes the step longer is kept within a margin that falls from heat_fraction of the step to nothing (threshold
-    accepting, Dueck and Scheuer 1990, J. Comput. Phys. 90): without exp, so that every machine finds the same.
-    """
-    np.random.seed(seed)
-    num_microbatches = tasks.num_microbatches
-    bins = fill_bins(bin_of.copy(), load, num_replicas * num_microbatches)
-    times_ms = np.empty((num_replicas, tasks.num_durations))
-    steps_ms = play_all(bins.ms, tasks, times_ms)
-    ends_ms, free_ms = np.empty(tasks.stage.shape[0] + 1), np.empty(tasks.num_stages)
-    best_ms = steps_ms.max()
-    margin_ms = heat_fraction * best_ms
-    played = 0
-    while played < num_plays:
-        played += 1
-        r = int(np.argmax(steps_ms))
-        dice = np.random.random()
-        q = r if dice < 0.3 else below(num_replicas)
-        a, b = r * num_microbatches + below(num_microbatches), q * num_microbatches + below(num_microbatches)
-        if a == b:
-            continue
-        i, j = -1, -1  # none: the bins trade places
-        if dice < 0.55:
-            encoder_ms, decoder_ms = bins.ms[a, 0] - bins.ms[b, 0], bins.ms[a, 1] - bins.ms[b, 1]
-        else:
-            i, j = nth_sample(below(bins.sizes[a]), a, bins), nth_sample(below(bins.sizes[b] + 1), b, bins)
-            given = load.tokens[j] if j >= 0 else 0
-            if (j < 0 and bins.sizes[a] == 1) or not has_room(load.tokens[i] - given, a, b, bins, load):
-                continue
-            encoder_ms = load.ms[i, 0] - (load.ms[j, 0] if j >= 0 else 0.0)
-            decoder_ms = load.ms[i, 1] - (load.ms[j, 1] if j >= 0 else 0.0)
-        set_times(times_ms[r], a % num_microbatches, bins.ms[a, 0] - encoder_ms, bins.ms[a, 1] - decoder_ms, tasks)
-        set_times(times_ms[q], b % num_microbatches, bins.ms[b, 0] + encoder_ms, bins.ms[b, 1] + decoder_ms, tasks)
-        limit_ms = steps_ms[r] + margin_ms * (1.0 - played / num_plays)
-        step_ms = play_replica(times_ms[r], tasks, ends_ms, free_ms)
-        other_ms = step_ms
-        if q != r and step_ms <= limit_ms:
-            other_ms = play_replica(times_ms[q], tasks, ends_ms, free_ms)
-            played += 1
-        if max(step_ms, other_ms) <= limit_ms:
-            if i < 0:
-                trade_places(a, b, bins)
-            else:
-                exchange(i, j, a, b, bins, load)
-            steps_ms[r], steps_ms[q] = step_ms, other_ms
-            if steps_ms.max() < best_ms:
-                best_ms = steps_ms.max()
-                bin_of[:] = bins.of
-        else:
-            set_times(times_ms[r], a % num_microbatches, bins.ms[a, 0], bins.ms[a, 1], tasks)
-            set_times(times_ms[q], b % num_microbatches, bins.ms[b, 0], bins.ms[b, 1], tasks)
-    return float(best_ms)
