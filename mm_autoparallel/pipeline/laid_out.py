@@ -81,6 +81,8 @@ def lay_out(problem: Problem, placement: Placement) -> tuple[Problem, Placement]
 
 def in_every_layout(problem: Problem) -> Problem:
     """The problem's blocks once in each layout, for what sums over all figures that may occur."""
+    if not has_layouts(problem):
+        return problem
     none = tuple((0,) * len(problem.chain) for _ in range(problem.num_virtual_stages))
     no_modes = tuple(tuple((0,) * len(block.modes) for block in problem.chain) for _ in none)
     return lay_out(problem, Placement(none, no_modes))[0]

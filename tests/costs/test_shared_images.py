@@ -148,8 +148,8 @@ def test_encoders_named_out_of_turn_come_back_too(tmp_path: Path) -> None:
     ("framework", "words"),
     [
         ("torchtitan", "torchtitan's models have one vision_encoder"),
-        ("megatron-core", "pretrain_gpt.py builds a decoder alone"),
-        ("megatron-bridge", "pretrain_gpt.py builds a decoder alone"),
+        ("megatron-core", "pipelines of megatron-core hold a decoder alone"),
+        ("megatron-bridge", "pipelines of megatron-core hold a decoder alone"),
     ],
 )
 def test_frameworks_of_one_encoder_refuse_them(framework: str, words: str, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _refuse_parts(plan: Plan, job: Job | None, adapts: bool) -> Iterator[str]:
             stage = next(k for k, count in enumerate(counts) if count)
             yield (
                 f"it places {counts[stage]} {modality} layers on {plan.strategy.name_stage(stage)}, and "
-                "pretrain_gpt.py builds a decoder alone: layouts of megatron-core 0.16 have no letter for an "
+                "pipelines of megatron-core hold a decoder alone: its layouts (0.16) have no letter for an "
                 "encoder's layers (NotImplementedError), and pretrain_vlm.py gives its encoder the decoder's layout; "
                 "MindSpeed-MM runs such plans (plan --script), or plan the decoder by itself"
             )

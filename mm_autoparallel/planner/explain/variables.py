@@ -54,6 +54,11 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
         "search.layouts",
         lambda one: one.arrangement.kind if one.arrangement else "chain",
     ),
+    (
+        "context parallel size of encoders in such layouts",
+        "search.encoder_cp",
+        lambda one: max(each.encoder.cp for each in one.arrangement.each) if one.arrangement else 1,
+    ),
     ("layers of one stage shared in several ways", "search.layer_strategies", lambda one: bool(one.layouts)),
 )
 

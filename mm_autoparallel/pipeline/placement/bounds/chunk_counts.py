@@ -92,7 +92,7 @@ class Counts:
         """segments: of the mean micro-batch. least_scale: as in `bound_many_chunks`."""
         self.chain, self._problem, self._segments = chain, problem, segments
         blocks, num_stages, factors = segments.problem.chain, problem.num_stages, problem.time_factors
-        self._factors = np.array(factors)
+        self._factors, self._available_bytes = np.array(factors), available_bytes(problem)
         # [P, N + 1] layers, or bytes, that must be freed at least; below 0 where that many do not fit
         self._freed_count = least_freed(of, len(blocks[chain.main].modes) < 2)
         moments = fullest_moments(problem.schedule, num_stages, problem.num_chunks, problem.num_microbatches)
@@ -123,7 +123,7 @@ class Counts:
     def _room_of(self, stage: int, in_flight: Floats) -> float:
         """Bytes that pinned blocks, and what passes beside a layer, leave on a stage with so many micro-batches."""
         problem, last = self._problem, self._problem.num_chunks - 1
-        room_bytes = float(available_bytes(problem)[stage]) - problem.chain[self.chain.main].transient_bytes
+        room_bytes = float(self._available_bytes[stage]) - problem.chain[self.chain.main].transient_bytes
         for e, at in self.chain.pinned:
             if at == stage:
                 block = problem.chain[e]
