@@ -175,7 +175,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="there is no such file"):
         read_launch_script(tmp_path / "none.sh")
     (tmp_path / "binary.sh").write_bytes(b"\xff\xfe")
-    with pytest.raises(JobError, match="no UTF-8 text"):
+    with pytest.raises(JobError, match="UTF-16 text"):
         read_launch_script(tmp_path / "binary.sh")
 
 

@@ -72,7 +72,8 @@ def job() -> Job:
 
 
 def plan_of(tp: int, dp: int) -> Plan:
-    return Plan(Strategy(pp=1, tp=tp, dp=dp, mbs=1), {"text": (40,)}, {"text": (0,)}, 512)
+    """Micro-batches of four, so that no layer waits for its host."""
+    return Plan(Strategy(pp=1, tp=tp, dp=dp, mbs=4), {"text": (40,)}, {"text": (0,)}, 512)
 
 
 def test_of_a_job_wide_tensor_parallelism_tells_the_node(job: Job) -> None:

@@ -153,9 +153,9 @@ def hold_less(problem: Problem, placement: Placement, timeline: Timeline) -> tup
     sizes = list(zip(loads.activation_bytes.tolist(), loads.pending_bytes.tolist(), strict=True))
     peaks = np.array([find_peak(actions[s, : lengths[s]], *sizes[s]) for s in range(len(orders))])
     tries_left = max(2 * len(orders), MOST_ACTIONS // max(1, int(lengths.sum())))
-    open_stages = set(range(len(orders)))
+    open_stages = {s for s in range(len(orders)) if peaks[s] > 0.0}
     while open_stages and tries_left > 0:
-        s = max(open_stages, key=lambda s: ((fixed[s] + peaks[s]) / limits[s], s))
+        s = max(open_stages, key=lambda s: ((fixed[s] + peaks[s]) / limits[s] if limits[s] > 0.0 else np.inf, s))
         was, is_slimmer = actions[s].copy(), False
         for early in (False, True):
             tries_left -= 1
@@ -164,10 +164,13 @@ def hold_less(problem: Problem, placement: Placement, timeline: Timeline) -> tup
                 hold_at_most(was[: lengths[s]], *sizes[s], most_bytes, early, actions[s])
                 and play_actions(actions, lengths, *times) <= most_ms
             ):
-                peaks[s], is_slimmer = find_peak(actions[s, : lengths[s]], *sizes[s]), True
+                is_slimmer = True
                 break
-        if not is_slimmer:
+        if is_slimmer:
+            peaks[s] = find_peak(actions[s, : lengths[s]], *sizes[s])
+        else:
             actions[s] = was
+        if not is_slimmer or peaks[s] <= 0.0:
             open_stages.remove(s)
     texts = tuple(write_actions(actions[s, : lengths[s]].tolist()) for s in range(len(orders)))
     slim = replace(placement, orders=texts)
