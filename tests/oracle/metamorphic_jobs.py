@@ -2,11 +2,11 @@
 
     python tests/oracle/metamorphic_jobs.py --jobs 100 --seed 1
 
-Jobs have what no brute force lists: 6 to 36 devices, towers, experts, schedules, layouts, kinds of nodes, uneven
-samples. Wrong is: an answer whose sizes, layers or memory do not fit, that reads back as another or takes another step
-then; a plan below the bound of the space that it lies in, be it edited from one that was found, or the answer of a
-part of that space, of smaller devices or of slower ones; one that is there where the search says that nothing fits; a
-strategy that is left out and does not say why; `explain --why-not` with a plan below the bound.
+Jobs have what no brute force lists: 6 to 36 devices, towers, experts, schedules, layouts, kinds of nodes. Wrong is: an
+answer whose sizes, layers or memory do not fit, that reads back as another or takes another step then; a plan below the
+bound of the space that it lies in, be it edited from one that was found, or the answer of a part of that space, of
+smaller devices or of slower ones; one that is there where the search says that nothing fits; a strategy that is left
+out and does not say why; `explain --why-not` with a plan below the bound.
 """
 
 from __future__ import annotations

@@ -123,6 +123,16 @@ def test_an_order_that_is_changed_keeps_the_limit_and_the_order_of_the_rest(seed
         assert min(waiting) >= 0
 
 
+def test_stages_that_keep_nothing_stay_as_they_are() -> None:
+    """Nothing is less than nothing; a limit may be nothing too."""
+    problem = drawn_problem(random.Random(5), 2, 4)
+    chain = tuple(replace(block, activation_bytes=0.0, kept_for_weight_bytes=0.0) for block in problem.chain)
+    problem = replace(problem, chain=chain, memory_limit_bytes=(0.0, 1e9))
+    draw = random.Random(5)
+    placement = placed([[FORWARD] * 4 + [BACKWARD] * 4, drawn_actions(draw, 4, False)])
+    assert hold_less(problem, placement, simulate(problem, placement))[0] == placement
+
+
 def test_place_gives_a_slim_order() -> None:
     """What `place` gives cannot be made slimmer."""
     problem = replace(drawn_problem(random.Random(3), 3, 6), memory_limit_bytes=(40.0,) * 3)
