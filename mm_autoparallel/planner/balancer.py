@@ -6,8 +6,10 @@ numbers alone. Re-packing leaves the gradient as it is where the loss is the mea
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -35,6 +37,19 @@ Payload = TypeVar("Payload")
 
 Ranks = Sequence[Sequence[Sequence[int]]]
 """A dealing: of each replica, of each micro-batch in the order it runs, the numbers of its samples."""
+
+
+@contextmanager
+def collection_waits() -> Iterator[None]:
+    """Python looks for no garbage meanwhile: a step waits for a dealing, and a look through the whole process takes
+    several times as long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,7 @@ class BatchBalancer:
         except (JobError, PlanError) as error:
             raise PlanError(f"the plan's schedule does not run {self.micro_batches} micro-batches: {error}") from None
 
+    @collection_waits()
     def assign(self, samples: Sequence[Sample]) -> Assignment:
         """Deal `samples`: each into exactly one micro-batch, none of which is empty or holds more than token_cap.
 
