@@ -217,6 +217,8 @@ def lawful_meanings(content: dict[str, Any]) -> set[Meaning]:
             range(1, limits["max_vpp"] + 1),
             limits["zero"],
         ):
+            if zero == 0 and 1 in limits["zero"] and dp * cp == 1 and (etp or tp) == tp:
+                continue  # one replica has nothing to divide: the same as ZeRO 1
             for reshard, cp_kind, precision, dispatcher, graphs, overlap in itertools.product(
                 limits.get("reshard", [True]) if zero == 3 else [True],
                 limits.get("cp_kind", ["ring"]) if cp > 1 else [""],
