@@ -42,7 +42,7 @@ RECORD = Path(__file__).parent / "seconds.json"
 """How long tests took, of those that took some time; `make seconds` writes it anew."""
 
 #: From so many seconds on `make quick` leaves a test out, `make check` does, and all but `make nightly` do.
-SLOW_S, LONG_S, NIGHTLY_S = 0.3, 1.5, 5.0
+SLOW_S, LONG_S, NIGHTLY_S = 0.2, 1.5, 3.0
 
 #: Never left out of `make check`: laws, brute force of another hand, commands of the documentation, training on gloo.
 CORE = (

@@ -343,3 +343,24 @@ def test_many_signals_do_not_break_the_last_words(repository: Path) -> None:
     process.stderr.close()
     assert process.returncode == 130
     assert told == "mm-autoparallel: interrupted before there was a result\n"
+
+
+INSIDE_EXEC = """
+from mm_autoparallel import streams
+from mm_autoparallel.cli import main
+
+def run(argv):
+    exec("raise KeyboardInterrupt")
+
+main._run = run
+main.start()
+"""
+
+
+def test_one_that_comes_within_source_that_is_run_ends_with_the_code_too(tmp_path: Path) -> None:
+    """As where dataclasses are made: `python -m` would go on to end by the signal."""
+    (tmp_path / "inside_exec.py").write_text(INSIDE_EXEC)
+    command = [sys.executable, "-m", "inside_exec"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"

@@ -28,6 +28,7 @@ def start() -> NoReturn:
     except KeyboardInterrupt:  # between two lines here
         code = INTERRUPTED
         ignore_signals()
+    exec("")  # where an interrupt came in the midst of another, `python -m` would end by the signal and not by `code`
     sys.exit(code)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until_used
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -203,8 +204,7 @@ def test_a_signal_ends_with_the_best_so_far(
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(5)
-    assert process.poll() is None, process.communicate()
+    wait_until_used(process, 5.0)
     process.send_signal(number)
     told = time.monotonic()
     output, errors = process.communicate(timeout=60)

@@ -21,7 +21,7 @@ from mm_autoparallel.planner.plan import Plan, read_plan, write_result
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import list_space
 
-LAYERS = {"num_layers": 6, "hidden_size": 2048, "ffn_size": 5504, "num_heads": 16, "norm": "rms"}
+LAYERS = {"num_layers": 6, "hidden_size": 4096, "ffn_size": 11008, "num_heads": 32, "norm": "rms"}
 
 
 def job_of(
@@ -30,7 +30,7 @@ def job_of(
     document = {
         "model": {"text": {"vocab_size": 32000, "layers": LAYERS | {"num_layers": num_layers}}},
         "cluster": {"num_nodes": 1, "devices_per_node": 2, "device": "h100-80g"},
-        "workload": {"global_batch_size": 6, "seq_length": 2048, **workload},
+        "workload": {"global_batch_size": 6, "seq_length": 4096, **workload},
         "search": {"pp": [2], "tp": [1], "mbs": [1], "zero": [1], "max_vpp": vpp, "modes": [], "schedule": schedule},
     }
     return parse_job(document, path)

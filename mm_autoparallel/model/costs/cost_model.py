@@ -24,6 +24,7 @@ from mm_autoparallel.model.job.workload import MINDSPEED, RecomputeOperator
 from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
 from mm_autoparallel.model.operators.host import (
     EARLY_EXPERTS_FACTOR,
+    chunk_launches_ms,
     host_layer_ms,
     launch_backward_factor,
     launch_layer,
@@ -141,6 +142,14 @@ class CostModel:
             total if cost.total_ms > own.total_ms else 0.0 for total, cost, own in zip(totals, found, bare, strict=True)
         ]
         return sum(waits) / (sum(totals) or 1.0)
+
+    def chunk_launches_ms(self, strategy: Strategy, scales: CostScales) -> list[tuple[float, float]]:
+        """What forward and backward of one of each block take longer where hosts run passes of several chunks."""
+        blocks, (found, bare) = self.chain.blocks, self._look_up(strategy, scales)
+        shares = [self.share_of(block, self.strategy_of(block, strategy)) for block in blocks]
+        factors = [scales.factor(block.kind) for block in blocks]
+        num_stages = strategy.pp * strategy.vpp if strategy.vpp > 1 else 0
+        return chunk_launches_ms(blocks, bare, found, self.calibration.figures, shares, factors, num_stages)
 
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""

@@ -193,7 +193,9 @@ def _assemble(priced: _Priced) -> Problem:
     waits = waits_ms(known.chain, priced.output_bytes, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
     if any(waits):
         p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
-    chain = _list_chain_blocks(priced, waits)
+    launches = known.chunk_launches_ms(strategy, priced.scales)
+    pauses = [(wait + more[0], wait + more[1]) for wait, more in zip(waits, launches, strict=True)]
+    chain = _list_chain_blocks(priced, pauses)
     context_bytes = float(known.cluster.device.context_bytes)
     dealing_ranks = strategy.dealing_ranks(known.workload, known.cluster.levels[0].num_devices)
     num_communicators = count_communicators(strategy, known.has_tied_table, dealing_ranks)
@@ -224,8 +226,8 @@ def _assemble(priced: _Priced) -> Problem:
     )
 
 
-def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBlock, ...]:
-    """One for each block, in the chain's order. waits: ms that each waits for hops, in either pass."""
+def _list_chain_blocks(priced: _Priced, pauses: Sequence[tuple[float, float]]) -> tuple[ChainBlock, ...]:
+    """One for each block, in the chain's order. pauses: ms that forward and backward wait for hops or hosts."""
     known, strategy, replicas = priced.known, priced.strategy, priced.replicas
     pairs = list(zip(known.chain.blocks, priced.costs, strict=True))
     at_step = [
@@ -249,8 +251,8 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
             name=block.name,
             modality=block.modality,
             count=block.count,
-            forward_ms=cost.forward_ms + waits[index] + forward_ms,
-            backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + backward_ms,
+            forward_ms=cost.forward_ms + pauses[index][0] + forward_ms,
+            backward_ms=cost.backward_input_ms + cost.backward_weight_ms + pauses[index][1] + backward_ms,
             static_bytes=footprint.static_bytes,
             activation_bytes=cost.activation_bytes,
             modes=modes[index],

@@ -116,6 +116,44 @@ def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, 
     return _HOST_LEFT[facts.graphs] * host_ms, waited_ms
 
 
+_HOST_OF_CHUNK = 0.2
+"""What the pass of a chunk takes a host beside its layers, over what it takes to launch one of them; where stages have
+one chunk, the figure of layers has it. Assumed: near Megatron-LM's functional tests, where three chunks of a layer on
+each of four A100 gain nothing over one chunk of three (168 and 169 ms)."""
+
+
+def chunk_launches_ms(
+    blocks: Sequence[Block],
+    bare: Sequence[BlockCost],
+    found: Sequence[BlockCost],
+    figures: Figures,
+    shares: Sequence[Share],
+    factors: Sequence[float],
+    num_virtual_stages: int,
+) -> list[tuple[float, float]]:
+    """What forward and backward of one of each block take longer than `found` because a host runs the passes of several
+    chunks a stage; layers share them evenly. 0 where the device keeps its host waiting, where layers were measured, and
+    where a stack says which graphs it has.
+
+    bare: costs without launches. factors: on what the host takes for each, as in `found`. num_virtual_stages: 0 where
+    stages have one chunk.
+    """
+    if not num_virtual_stages:
+        return [(0.0, 0.0)] * len(blocks)
+    num_layers = sum(block.count for block in blocks if block.role == "layer")
+    more_ms = []
+    for block, own, cost, share, factor in zip(blocks, bare, found, shares, factors, strict=True):
+        longer = cost
+        if block.role == "layer" and cost.time_source == "analytic" and host_layer_ms(block, figures, share) is None:
+            launch_ms = factor * layer_launch_ms(block, figures, share.tp, share.facts)
+            launch_ms *= 1.0 + _HOST_OF_CHUNK * num_virtual_stages / num_layers
+            backward_factor = launch_backward_factor(block, figures)
+            longer = launch_layer(own, launch_ms, block.trainable, block.has_backward, backward_factor)
+        forward_ms = longer.forward_ms - cost.forward_ms
+        more_ms.append((forward_ms, longer.total_ms - cost.total_ms - forward_ms))
+    return more_ms
+
+
 def _has_operator(layer: TransformerLayer, name: RecomputeOperator) -> bool:
     """Whether a layer runs that operator at all."""
     if name == "mla_up_proj":
