@@ -23,10 +23,10 @@ from typing import Any
 from mm_autoparallel.measurements.build import build_job, check_lawful, check_world
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
-from mm_autoparallel.measurements.models import llama_model
 from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.measurements.text_models import llama_model
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.domains import count_joined
 from mm_autoparallel.model.job.job import Job

@@ -23,10 +23,11 @@ from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import NETWORK, list_levels, precision_of
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.gpt import gpt_model
-from mm_autoparallel.measurements.models import find_model, llama_model
+from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.measurements.provenance import find_software, noted_facts, split_modules, stated
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row
+from mm_autoparallel.measurements.text_models import llama_model
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import facts_of
 from mm_autoparallel.model.job.strategy import Strategy

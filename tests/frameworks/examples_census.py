@@ -36,7 +36,8 @@ from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.integrations.launch_script import read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
-from mm_autoparallel.measurements.models import find_model, llama_model
+from mm_autoparallel.measurements.models import find_model
+from mm_autoparallel.measurements.text_models import llama_model
 
 DEVICES = {"Megatron-LM": "h100-80g"}
 ASCEND = "ascend-910b-64g"

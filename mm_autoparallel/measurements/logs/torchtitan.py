@@ -21,7 +21,7 @@ from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.named import read_named_model
 from mm_autoparallel.measurements.logs.progress import ran_out_of_memory
 from mm_autoparallel.measurements.logs.run import Run, Step
-from mm_autoparallel.measurements.models import llama_model
+from mm_autoparallel.measurements.text_models import llama_model
 from mm_autoparallel.measurements.torchtitan import ROWWISE_UNDER_TENSORS, stack_workload
 from mm_autoparallel.model.job.strategy import Strategy
 
