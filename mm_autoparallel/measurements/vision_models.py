@@ -1,4 +1,4 @@
-"""Vision-language models by name: their towers and projectors, each with its source, beside the text of `models.py`."""
+"""Models of images and text, and sounds, by name: towers and projectors beside text, each with its source."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def _qwen3(num_layers: int, hidden_size: int, ffn_size: int, text: dict[str, Any
         projector=_joined(hidden_size, size),
         deepstack=_joined(hidden_size, size, norm_size=4 * hidden_size),
         num_deepstack=3,
+    )
+
+
+def _omni(text: dict[str, Any]) -> dict[str, Any]:
+    audio = _tower(32, 1280, 5120, 20, key_bias=False, rotary=False, window={"num_tokens": 100})
+    projector = {"norm": "layer", "norm_size": 1280, "merge_tokens": 2, "layer_sizes": [1280, 3584]}
+    encoder = {
+        "name": "audio",
+        "stem": {"type": "mel_frames", "num_mel_bins": 128},
+        "layers": audio,
+        "projector": projector | {"num_special_tokens": 2, "replicated": True, "freeze": True},
+    }
+    model = _qwen25(3420, text)
+    return model | {"encoders": [*model["encoders"], encoder]}
+
+
+def _kimi(text: dict[str, Any]) -> dict[str, Any]:
+    text["text"]["layers"]["experts"]["fp32_router"] = True
+    return _beside(
+        text,
+        stem=_patches(588, bias=True, num_positions=4096),
+        layers=_tower(27, 1152, 4304, 16, tanh_gelu=True, packed=True),
+        final_norm="layer",
+        projector=_joined(1152, text["text"]["layers"]["hidden_size"], replicated=True),
     )
 
 
@@ -142,19 +166,14 @@ VISION_MODELS: dict[str, tuple[dict[str, Any], str]] = {
         ),
         "config.json of mistral-community/pixtral-12b",
     ),
+    "qwen2.5-omni-7b": (_omni(_QWEN2_7B), "config.json of Qwen/Qwen2.5-Omni-7B, without its talker"),
     "kimi-vl-a3b": (
-        _beside(
-            llama_model(
-                *(27, 2048, 11264, 16, 0, 163840),
-                latent=latent(0),
-                experts=experts(64, 6, 1408, 1, 2 * 1408) | {"fp32_router": True},
-            ),
-            stem=_patches(588, bias=True, num_positions=4096),
-            layers=_tower(27, 1152, 4304, 16, tanh_gelu=True, packed=True),
-            final_norm="layer",
-            projector=_joined(1152, 2048, replicated=True),
-        ),
+        _kimi(llama_model(27, 2048, 11264, 16, 0, 163840, latent=latent(0), experts=experts(64, 6, 1408, 1, 2 * 1408))),
         "config.json of moonshotai/Kimi-VL-A3B-Instruct",
+    ),
+    "kimi-k2.5": (
+        _kimi(llama_model(61, 7168, 18432, 64, 0, 163840, latent=latent(1536), experts=experts(384, 8, 2048, 1, 2048))),
+        "config.json of moonshotai/Kimi-K2.5",
     ),
     "deepseek-vl2": (
         _beside(

@@ -84,6 +84,8 @@ def test_names_of_hubs() -> None:
         ("pixtral-12b", "pixtral_12b"),
         ("kimi-vl-a3b", "kimi_vl_a3b"),
         ("deepseek-vl2", "deepseek_vl2"),
+        ("qwen2.5-omni-7b", "qwen2_5_omni_7b"),
+        ("kimi-k2.5", "kimi_k25"),
     ],
 )
 def test_a_name_is_the_model_of_its_config(name: str, file: str) -> None:
