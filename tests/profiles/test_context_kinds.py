@@ -137,7 +137,7 @@ def test_windows_that_lie_with_near_ranks_do_not_travel() -> None:
     assert travelling == {"ring": (True, False), "all_gather": (False, True), "hierarchical": (False, False)}
 
 
-def test_a_part_of_the_engines_ring_stays_open() -> None:
+def test_a_part_of_the_ring_stays_open() -> None:
     """0.15 of it where attention is long, what attention leaves where it is short, and each step's latency."""
     _, share, rates = cost_of("ring")
     group = rates.cp_group
@@ -146,9 +146,9 @@ def test_a_part_of_the_engines_ring_stays_open() -> None:
     assert share.facts.open_ring_fraction == 0.15
     assert exposed_ring_ms(1e6, KEYS, share, rates) == pytest.approx(0.15 * traffic_ms + latency_ms)
     assert exposed_ring_ms(0.25 * traffic_ms, KEYS, share, rates) == pytest.approx(0.75 * traffic_ms + latency_ms)
-    unknown = replace(share, facts=share.facts.model_copy(update={"open_ring_fraction": 0.0}))
-    assert exposed_ring_ms(1e6, KEYS, unknown, rates) == 0.0
-    assert exposed_ring_ms(0.0, KEYS, unknown, rates) == pytest.approx(traffic_ms + latency_ms)
+    hiding = replace(share, facts=share.facts.model_copy(update={"open_ring_fraction": 0.0}))
+    assert exposed_ring_ms(1e6, KEYS, hiding, rates) == 0.0
+    assert exposed_ring_ms(0.0, KEYS, hiding, rates) == pytest.approx(traffic_ms + latency_ms)
 
 
 def test_attention_to_gathered_keys_takes_longer_where_a_stack_says_so() -> None:

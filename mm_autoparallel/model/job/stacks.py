@@ -35,6 +35,11 @@ FusedProducts = Literal["", "none", "mc2", "user_buffers"]
 """Of these what a strategy may choose; none: traffic runs beside no product. Empty: as the workload has it."""
 
 
+_OPEN_RING = 0.15
+"""What of a ring's traffic stays open. Assumed: what published steps with TransformerEngine at CP 4 and 8 ask for; of a
+stack that nobody measured, the same."""
+
+
 class StackFacts(Noun):
     """What a stack does. The defaults are those of a stack that nobody knows.
 
@@ -114,7 +119,7 @@ class StackFacts(Noun):
     writes_gradients: Flag = True
     step_bytes: BytesEach = 12.0
     compiled: Flag = False
-    open_ring_fraction: Annotated[float, or_zero(1.0)] = 0.0
+    open_ring_fraction: Annotated[float, or_zero(1.0)] = _OPEN_RING
     split_attention_factor: Factor = 1.0
     repeated_groups: RepeatedGroups = "never"
     dispatcher: Dispatcher = ""
@@ -145,14 +150,11 @@ _BY_A_COMPILER = {"norms": "fused", "elementwise": "fused", "fused_casts": True}
 UNKNOWN = StackFacts()
 
 _FUSED = StackFacts(hides_reduction=True, elementwise="fused", writes_gradients=False, step_bytes=0.0)
-_ENGINE_RING = 0.15
-"""What of a ring's traffic TransformerEngine leaves open (assumed; CP 4 and 8 of published steps ask for it)."""
 _MEGATRON = _FUSED.model_copy(update={"hides_sums": True})
-_ENGINE = _MEGATRON.model_copy(update={"open_ring_fraction": _ENGINE_RING})
 
 _KNOWN: dict[str, tuple[StackFacts, str]] = {
     "megatron-core": (
-        _ENGINE,
+        _MEGATRON,
         "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
         "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
