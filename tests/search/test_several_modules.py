@@ -56,6 +56,11 @@ MIXED = {
     "bubbles and the decoder's stages": beside(
         on_shared("bubbles", "vision", 1, 8, 1), on_shared("inline", "audio", 2, 2, 1, pp=2), DECODER
     ),
+    "phases and inline, of shards": beside(
+        on_shared("phases", "vision", 2, 4, 3),
+        on_shared("inline", "audio", 1, 8, 1),
+        replace(DECODER, pp=1, tp=4, mbs=4, zero=3),
+    ),
     "ranks of their own each": beside(on_own("vision", 1, 2, 2, 4), on_own("audio", 2, 1, 4, 6), Strategy(2, 2, 1, 4)),
     "one apart, one inline": beside(
         on_own("vision", 1, 4, 1, 4), on_shared("inline", "audio", 1, 4, 1), Strategy(1, 2, 2, 2)

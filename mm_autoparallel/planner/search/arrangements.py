@@ -17,7 +17,13 @@ from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, EncoderRun, ModuleLayout
-from mm_autoparallel.model.job.arrangement_law import encoders_train, model_reason, module_name, stack_reason
+from mm_autoparallel.model.job.arrangement_law import (
+    PLANNED_SCHEDULES,
+    encoders_train,
+    model_reason,
+    module_name,
+    stack_reason,
+)
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -167,12 +173,13 @@ def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
 def _lawful(
     job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
 ) -> Iterator[Strategy]:
-    """The lawful strategies of the decoder by itself, each once."""
-    seen = set()
+    """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
+    search names none of these, with those that it names, so that the law is told."""
+    seen, has_planned = set(), not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
     for sizes in found:
         for one in choose(sizes):
             decoder = one if job.search.schedule else replace(one, schedule="")
-            if decoder not in seen:
+            if decoder not in seen and (decoder.schedule in PLANNED_SCHEDULES or not has_planned):
                 seen.add(decoder)
                 if not unlawful_reason(alone, job.cluster, job.workload, decoder):
                     yield decoder
