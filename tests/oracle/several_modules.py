@@ -151,7 +151,7 @@ def _apart_options(
     for tower in content["model"]["encoders"]:
         name = tower["name"]
         if name not in apart:
-            options.append([own for own in _shared(content, decoder, tower) if not own.away])
+            options.append([own for own in _shared(content, decoder, tower) if own.run not in ("bubbles", "prefetch")])
             continue
         samples = decoder.mbs * decoder.dp
         options.append(
@@ -344,12 +344,13 @@ def form_several(
             tails = [max(tails[0], module.problem.stage_tail_ms[0])]
     count = batch // decoder.dp // decoder.mbs
     static = [fixed + once([(None, p) for p in shared_prints])] * decoder.pp
+    before, encoders = 0.0, {}
     if away:
-        tails, static, encoders = _add_away(away, inside, stages, decoder, network, batch, tails, static)
-        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
+        tails, static, before, encoders = _add_away(away, inside, stages, decoder, network, batch, tails, static)
     if not apart:
-        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static}
+        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
     assert count
+    assert not encoders
     crossings = [_cross(m, decoder, network) for m in apart]
     if len(crossings) == 2:
         crossings[0] = max(0.0, crossings[0] - crossings[1])
@@ -363,7 +364,7 @@ def form_several(
         inner = module.own.pp - 1
         hops += [*_spread(module.problem.p2p_ms, inner), crossing]
         per_byte += [*_spread(module.problem.p2p_ms_per_byte, inner), 0.0]
-        all_tails += module.problem.stage_tail_ms
+        all_tails += [tail + before for tail in module.problem.stage_tail_ms]
         all_static += [fixed + once([(None, p) for p in module.prints])] * module.own.pp
     for block in stages:
         block["within"] = [at, at + decoder.pp]
@@ -417,8 +418,9 @@ def _add_away(
     batch: int,
     tails: list[float],
     static: list[float],
-) -> tuple[list[float], list[float], Document]:
-    """Tails, static bytes and encoders with what is away; stages' layers get room for it."""
+) -> tuple[list[float], list[float], float, Document]:
+    """Tails, static bytes, what runs before the pipeline, and encoders, with what is away; stages' layers get room."""
+    ahead = 0.0
     kept, passing, largest, held, encoders = [0.0, 0.0], 0.0, 0.0, 0.0, []
     count = batch // decoder.dp // decoder.mbs
     inline_alone = {m.own.name for m in inside if not m.own.chained}
@@ -454,12 +456,15 @@ def _add_away(
         else:
             calls, again = batch // (own.dp * own.mbs), own.run == "recomputed_phases"
             forward, backward, activations = total("forward_ms"), total("backward_ms"), total("activation_bytes")
+            ahead += calls * forward
             more += calls * (forward + backward + (forward if again and module.returns else 0.0))
             if decoder.pp == 1:
                 more += sum(_fan(module, decoder, network, count))
+                ahead += _fan(module, decoder, network, count)[0]
             else:
                 moved = network.hop_ms([0, decoder.world - 1], count * module.size / decoder.tp)
                 more += moved + network.gather_ms(decoder.tp, 1, count * module.size)
+                ahead += moved + network.gather_ms(decoder.tp, 1, count * module.size)
                 more += moved if module.returns else 0.0
             mine = calls * own.mbs * module.size / decoder.mbs / own.cp
             stored = 0.0 if again else calls * activations
@@ -473,4 +478,4 @@ def _add_away(
             needed = working - (least if spare else 0.0)
             block["transient_bytes"] = max(block.get("transient_bytes", 0.0), needed)
     static = [own + held + max(kept[min(s, 1)], passing + largest) for s, own in enumerate(static)]
-    return tails, static, {"encoders": encoders} if encoders else {}
+    return tails, static, ahead, {"encoders": encoders} if encoders else {}

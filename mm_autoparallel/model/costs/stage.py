@@ -76,9 +76,9 @@ def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
     return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED, True)))
 
 
-def build_part(job: Job | CostModel, part: Strategy) -> Problem:
-    """The whole chain under the plain sizes of one module, lawful for that one alone. Raises ProfileError."""
-    known = CostModel.of(job).used_by(part)
+def build_part(known: CostModel, part: Strategy) -> Problem:
+    """The whole chain under the plain sizes of one module, lawful for that one alone. known: on all devices that its
+    strategy uses. Raises ProfileError."""
     return _assemble(_price(known, part, UNSCALED, True))
 
 

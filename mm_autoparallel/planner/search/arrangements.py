@@ -253,7 +253,7 @@ def _list_apart(
 def _list_options(
     job: Job, decoder: Strategy, apart: tuple[str, ...], num_apart: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Options]:
-    """Of a module for each encoder: on the decoder's devices, where others are apart on its stages alone; apart, for
+    """Of a module for each encoder: on the decoder's devices, where others are apart in no bubbles; apart, for
     each way to part the ranks, behind the decoder in the order of the chain, or in one in which none straddles nodes.
     """
     names = [encoder.name for encoder in job.model.encoders]
@@ -261,7 +261,7 @@ def _list_options(
         return
     shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
     if apart:
-        shared = {name: tuple(one for one in each if not one.away) for name, each in shared.items()}
+        shared = {name: tuple(one for one in each if not one.in_bubbles) for name, each in shared.items()}
     for numbers in _part_ranks(num_apart, len(apart)):
         options = dict(shared)
         for order in permutations(range(len(apart))):
