@@ -196,3 +196,35 @@ def test_keys_travel_as_the_workload_shares_them_and_not_where_a_window_lies_wit
     # 1,024 patches, 256 a rank
     assert first_ms("ring", 64) == first_ms("all_gather", 64)
     assert first_ms("ring", 512) != first_ms("all_gather", 512)
+
+
+@pytest.mark.parametrize("run", ["inline", "phases"])
+def test_shards_are_gathered_within_each_module(run: str) -> None:
+    costs = CostModel(make_job(freeze=True, zero=[3]))
+    strategy = Strategy(1, 4, 2, 4, zero=3, arrangement=shared(run, 1, 8, 1))
+    problem, alone = build_problem(costs, strategy), build_problem(costs, Strategy(1, 1, 8, 1, zero=3))
+    plain = build_problem(costs, Strategy(1, 1, 8, 1, zero=0))
+    vision = [block for block in alone.chain if block.modality == "vision"]
+    # frozen weights are gathered in the forward alone, and nothing is reduced; they lie in eighths
+    for shards, whole in zip(vision, plain.chain, strict=False):
+        assert (shards.backward_ms, shards.tail_ms) == (0.0, 0.0)
+        assert shards.static_bytes == pytest.approx(whole.static_bytes / 8)
+    assert sum(b.forward_ms for b in vision) > sum(b.forward_ms for b in plain.chain if b.modality == "vision")
+    held = {b.name: dict(b.footprint.held_once_bytes) for b in problem.chain if b.footprint}
+    text = [block for block in build_problem(costs, Strategy(1, 4, 2, 4, zero=0)).chain if block.modality == "text"]
+    weights = [block.footprint.weight_bytes for block in text if block.footprint]
+    # of the decoder's first block its own neighbour counts, and nothing of the encoder's
+    assert held[text[0].name]["gathered weights"] == pytest.approx(weights[0] + weights[1])
+    if run == "inline":
+        assert "gradients being reduced" not in {name for b in vision for name in held[b.name]}
+        last = plain.chain[len(vision) - 2 : len(vision)]
+        own = [block.footprint.weight_bytes for block in last if block.footprint]
+        assert held[vision[-1].name]["gathered weights"] == pytest.approx(sum(own))
+    else:
+        calls_ms = 24 / 8 * sum(b.count * b.forward_ms for b in vision)
+        crossing = cross_in_phases(costs.cluster, None, costs.workload, strategy, 4 * SIZE, 0.0)
+        decoder = build_problem(costs, Strategy(1, 4, 2, 4, zero=3))
+        more_ms = problem.stage_tail_ms[0] - decoder.stage_tail_ms[0]
+        assert more_ms == pytest.approx(calls_ms + crossing.forward_ms)
+        weight_bytes = sum(b.count * b.footprint.weight_bytes for b in vision if b.footprint)
+        assert problem.beside[0].weight_bytes == pytest.approx(weight_bytes)

@@ -111,6 +111,7 @@ def test_drawn_layouts_come_back(model_json: Path, launch_script: Path, checkout
         (make_plan(encoder=(1, 16, 3)), "makes that a whole number of the decoder's micro-batches"),
         (make_plan(encoder=(1, 16, 8)), "which divides the 8 of a step"),
         (make_plan(zero=2), "ZeRO stage 2"),
+        (make_plan(1, 2, 8, 1, encoder=(1, 16, 1), zero=3), "ZeRO 3: torch FSDP2 wraps whole models"),
         (replace(make_plan(), layers={"vision": (0, 0), "text": (4, 5)}), "places 9 text layers"),
     ],
 )

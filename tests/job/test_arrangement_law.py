@@ -32,6 +32,9 @@ LAWFUL = [
     Strategy(2, 2, 2, 1, arrangement=shared("phases", 2, 2, 1, cp=2)),
     Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 4, 1, cp=2)),
     Strategy(1, 4, 2, 4, arrangement=shared("inline", 4, 1, 8, cp=2)),
+    Strategy(1, 4, 2, 4, zero=3, arrangement=shared("inline", 1, 8, 1)),
+    Strategy(1, 4, 2, 1, zero=2, arrangement=shared("recomputed_phases", 1, 8, 3)),
+    Strategy(2, 4, 1, 4, zero=3, arrangement=apart(1, 1, 4, 1)),
 ]
 
 
@@ -55,7 +58,12 @@ BROKEN = [
     (Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 2, 1, cp=4)), "TP 1 x CP 4 does not divide the 2 ranks"),
     (Strategy(1, 2, 2, 1, cp=2, arrangement=shared("inline", 2, 2, 1, cp=2)), "is the chain"),
     (Strategy(3, 2, 1, 4, schedule="gpipe", arrangement=apart(1, 1, 4, 1)), "planned for 1f1b"),
-    (Strategy(3, 2, 1, 4, zero=3, arrangement=apart(1, 1, 4, 1)), "ZeRO 0 or 1"),
+    (Strategy(3, 2, 1, 4, zero=3, arrangement=apart(1, 1, 4, 1)), "ZeRO 3 with PP 2"),
+    (Strategy(3, 4, 1, 4, zero=2, arrangement=apart(2, 1, 2, 2)), "of the encoder: ZeRO 2 with PP 2"),
+    (Strategy(2, 2, 2, 1, zero=3, arrangement=shared("bubbles", 1, 8, 1)), "ZeRO 3: passes in bubbles lie between"),
+    (Strategy(1, 4, 2, 4, zero=3, reshard=False, arrangement=shared("inline", 1, 8, 1)), "gives up after each pass"),
+    (Strategy(1, 4, 2, 4, zero=3, shard=2, arrangement=shared("inline", 1, 8, 1)), "gives up after each pass"),
+    (Strategy(1, 4, 2, 4, optimizer_offload=True, arrangement=shared("inline", 1, 8, 1)), "optimizer on the device"),
     (Strategy(2, 2, 2, 4, arrangement=shared("inline", 1, 8, 1)), "decoder of one stage, and its PP is 2"),
     (Strategy(1, 4, 2, 4, arrangement=shared("inline", 4, 2, 4)), "is the chain"),
     (Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 4, 1)), "share all ranks"),
@@ -78,6 +86,7 @@ DISAGGREGATED, INLINE, PHASES = LAWFUL[0], LAWFUL[4], LAWFUL[5]
         ("megatron-te", False, DISAGGREGATED, None),
         ("megatron-local", False, INLINE, None),
         ("megatron-te", False, PHASES, "it runs disaggregated and colocated inline"),
+        ("megatron-te", False, LAWFUL[12], "no layout of workload.stack megatron-te is planned with it"),
         ("megatron-te", False, LAWFUL[8], "layouts of workload.stack megatron-te have encoders of CP 1"),
         ("mindspeed-mm", True, LAWFUL[9], "layouts of workload.stack mindspeed-mm have encoders of CP 1"),
         ("mindspeed-mm", True, PHASES, None),

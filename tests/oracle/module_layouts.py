@@ -1,13 +1,15 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
     python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2 [--same-images]] [--chunks 2] [--context]
+        [--shards]
 
-Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and
-of sounds or of the same images, each of which trains or not; with --context encoders of several CP. The space and the
-law of each layout are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain
-chains under either module's sizes, as the oracle's documents, and each is solved by brute_force, those in bubbles by
-`beside`. Wrong is: another set of lawful layouts; an answer that is called the best and is not; a bound above the
-optimum, of the space or of one strategy; a strategy of which the search says that nothing fits, and something does.
+Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and of sounds
+or of the same images, each of which trains or not; with --context encoders of several CP, with --shards ZeRO 2 and 3.
+The space and the law of each layout are written from docs/guide/layouts.md; a layout's problem is put together here
+from those of plain chains under either module's sizes, as the oracle's documents, and each is solved by brute_force,
+those in bubbles by `beside`. Wrong is: another set of lawful layouts; an answer that is called the best and is not; a
+bound above the optimum, of the space or of one strategy; a strategy of which the search says that nothing fits, and
+something does.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
-from several_modules import Decoder, Own, deals, form_several, limit, list_several, tokens_of
+from several_modules import Decoder, Own, Sized, deals, form_several, limit, list_several, tokens_of
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -59,6 +61,7 @@ class Meaning:
     encoder: tuple[int, ...] = (0, 0, 0, 0)
     """PP, TP, DP, MBS, and CP where it is not 1."""
     vpp: int = 1
+    zero: int = 1
     modules: tuple[Own, ...] = ()
     """Of each encoder, where each is one; then kind and run are empty."""
 
@@ -77,7 +80,12 @@ class Meaning:
 
 
 def random_content(
-    rng: random.Random, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False, context: bool = False
+    rng: random.Random,
+    num_towers: int = 1,
+    num_chunks: int = 1,
+    same_images: bool = False,
+    context: bool = False,
+    shards: bool = False,
 ) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
@@ -116,6 +124,12 @@ def random_content(
             content["workload"]["audio_tokens_per_sample"] = rng.choice((64, 128))
         content["workload"].pop("stack", None)  # whose layouts have one encoder
         limit(rng, content)
+    if shards:
+        content["search"]["zero"] = rng.choice(([2], [3], [3], [1, 3], [2, 3]))
+        content["search"]["layouts"] = rng.choice(("all", ["colocated"], ["disaggregated"]))
+        content["workload"].pop("stack", None)  # whose layouts have ZeRO 0 and 1
+        content["search"]["pp"] = [1, rng.choice((1, 2))]
+        content["search"]["modes"] = []
     return content
 
 
@@ -215,7 +229,7 @@ def list_meanings(content: Document) -> set[Meaning]:
         for decoder, modules in list_several(content):
             apart = sum(own.pp for own in modules if own.kind == "disaggregated")
             sizes = decoder.pp + apart, decoder.tp, decoder.dp, decoder.mbs
-            several.add(Meaning("", "", *sizes, vpp=decoder.vpp, modules=modules))
+            several.add(Meaning("", "", *sizes, vpp=decoder.vpp, zero=decoder.zero, modules=modules))
     batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
     world = cluster["num_nodes"] * per_node
     named = "stack" in workload
@@ -288,7 +302,16 @@ def list_meanings(content: Document) -> set[Meaning]:
                 if not bad and not (named and (tp & (tp - 1) or tp_e & (tp_e - 1))):
                     sizes = sized(pp_e, tp_e, dp_e, mbs * dp // dp_e, cp_e)
                     found.add(Meaning("disaggregated", "inline", pp_e + pp, tp, dp, mbs, sizes))
-    return found
+    return {each for one in found for each in _share_out(one, limits.get("zero", [1]))}
+
+
+def _share_out(one: Meaning, stages: list[int]) -> list[Meaning]:
+    """The same under each ZeRO stage: 2 and 3 go with modules of one stage each."""
+    if one.modules:
+        return [one]  # list_several has done so
+    own = one.encoder[0] if one.kind == "disaggregated" else 0
+    alone = one.pp - own == 1 and own <= 1
+    return [replace(one, zero=zero) for zero in dict.fromkeys(stages) if zero < 2 or alone]
 
 
 def sized(pp: int, tp: int, dp: int, mbs: int, cp: int) -> tuple[int, ...]:
@@ -306,17 +329,17 @@ def meaning_of(strategy: Strategy) -> Meaning:
     """What a strategy of the package means."""
     sizes = (strategy.pp, strategy.tp, strategy.dp, strategy.mbs)
     if strategy.arrangement is None:
-        return Meaning("chain", "", *sizes, vpp=strategy.vpp)
+        return Meaning("chain", "", *sizes, vpp=strategy.vpp, zero=strategy.zero)
     if strategy.arrangement.others:
         modules = tuple(
             Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset, e.cp)
             for one in strategy.arrangement.each
             for e in (one.encoder,)
         )
-        return Meaning("", "", *sizes, vpp=strategy.vpp, modules=modules)
+        return Meaning("", "", *sizes, vpp=strategy.vpp, zero=strategy.zero, modules=modules)
     own, run = strategy.arrangement.encoder, strategy.arrangement.encoder_run
     encoder = sized(own.pp, own.tp, own.dp, own.mbs, own.cp)
-    return Meaning(strategy.arrangement.kind, run, *sizes, encoder, strategy.vpp)
+    return Meaning(strategy.arrangement.kind, run, *sizes, encoder, strategy.vpp, strategy.zero)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -352,10 +375,10 @@ class Network:
         raise AssertionError
 
 
-def part(problem: Problem, decodes: bool) -> list[tuple[Document, Any]]:
+def part(sized: Sized, decodes: bool) -> list[tuple[Document, Any]]:
     """The blocks of one module, as documents, each with its footprint."""
-    blocks = zip(problem_document(problem)["chain"], problem.chain, strict=True)
-    return [(document, block.footprint) for document, block in blocks if (block.modality == "text") == decodes]
+    blocks = zip(problem_document(sized.problem)["chain"], sized.list_blocks(), strict=True)
+    return [(document, held) for document, (modality, held) in blocks if (modality == "text") == decodes]
 
 
 def held_once(parts: list[tuple[Document, Any]]) -> float:
@@ -374,20 +397,20 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     """The oracle's document of one strategy."""
     if one.modules:
         apart = sum(own.pp for own in one.modules if own.kind == "disaggregated")
-        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs, one.vpp)
+        sized = Decoder(one.pp - apart, one.tp, one.dp, one.mbs, one.vpp, one.zero)
         return form_several(job, costs, content, sized, one.modules, Network(costs), held_once)
     stages = one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0)
-    decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp)
+    decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp, zero=one.zero)
     if one.kind == "chain":
         return problem_document(build_problem(costs, decoder))
-    encoder = Strategy(*one.encoder[:4], cp=one.sharing)
+    encoder = Strategy(*one.encoder[:4], cp=one.sharing, zero=one.zero)
     second = build_problem(costs, decoder)
     own = costs
     if one.run in ("bubbles", "prefetch"):  # passes may be dealt unevenly: costs of one are those of any whole batch
         whole = job.workload.model_copy(update={"global_batch_size": one.encoder[2] * one.encoder[3]})
         own = CostModel(replace(job, workload=whole))
     first = build_problem(own, encoder)
-    before, behind = part(first, False), part(second, True)
+    before, behind = part(Sized(own, encoder, first), False), part(Sized(costs, decoder, second), True)
     document, network, workload = problem_document(second), Network(costs), content["workload"]
     tokens = sum(tokens_of(content, tower["name"]) for tower in content["model"]["encoders"])
     size = 2.0 * one.mbs * tokens * 512  # of a decoder replica's micro-batch
@@ -536,7 +559,8 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
     job = parse_job(content, Path(where))
     meanings = list_meanings(content)
     costs = CostModel(job)
-    best = {one: solve(form_problem(job, costs, content, one)) for one in meanings}
+    formed = {one: form_problem(job, costs, content, one) for one in meanings}
+    best = {one: solve(document) for one, document in formed.items()}
     optimum = min(best.values(), default=math.inf)
     try:
         result = search(job, time_limit_s=60.0, num_workers=1)
@@ -555,6 +579,10 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
         wrong.append(f"the answer takes {step_ms}, and {optimum} is possible")
     if result.lower_bound_ms > optimum * (1 + SAME) or not (result.proven or in_bubbles):
         wrong.append(f"its bound is {result.lower_bound_ms}, and {optimum} is possible; proven: {result.proven}")
+    for entry in list_entries(job):
+        if entry.reason is None and (one := meaning_of(entry.strategy)) in meanings:
+            found = replace(build_problem(costs, entry.strategy), encoders=(), beside=())
+            wrong += _differ(one, problem_document(found), formed[one])
     for one in told.keys() & meanings:
         step_ms, candidate = best[one], told[one]
         allowed = PROVEN_GAP_FRACTION if one.in_bubbles else 0.0
@@ -567,6 +595,20 @@ def check(content: Document, where: str) -> tuple[int, list[str]]:
         elif candidate.status == "solved" and (candidate.step_ms or 0.0) * (1 - allowed) > step_ms * (1 + SAME):
             wrong.append(f"{one} takes {candidate.step_ms}, and {step_ms} is possible")
     return len(meanings), wrong
+
+
+def _differ(one: Meaning, found: Document, formed: Document) -> list[str]:
+    """What the package's problem of a strategy says otherwise than the one that is put together here."""
+    number, told = found["num_stages"], []
+    for key in ("stage_static_bytes", "stage_tail_ms"):
+        mine, theirs = (spread(document.get(key, 0.0), number) for document in (formed, found))
+        if not all(math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-6) for pair in zip(mine, theirs, strict=True)):
+            told.append(f"{one} has {key} {theirs}, and {mine} are right")
+    for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes", "transient_bytes"):
+        mine, theirs = ([block.get(key, 0.0) for block in document["chain"]] for document in (formed, found))
+        if len(mine) != len(theirs) or not all(map(math.isclose, mine, theirs)):
+            told.append(f"{one} has blocks of {key} {theirs}, and {mine} are right")
+    return told
 
 
 def is_small(content: Document, num_chunks: int = 1) -> bool:
@@ -597,17 +639,24 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
 
 
 def checked_jobs(
-    number: int, seed: int, num_towers: int = 1, num_chunks: int = 1, same_images: bool = False, context: bool = False
+    number: int,
+    seed: int,
+    num_towers: int = 1,
+    num_chunks: int = 1,
+    same_images: bool = False,
+    context: bool = False,
+    shards: bool = False,
 ) -> dict[str, list[str]]:
     """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
         of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
         of += (f" in {num_chunks}" if num_chunks > 1 else "") + (" with CP" if context else "")
+        of += " in shards" if shards else ""
         rng = random.Random(f"module layouts {index}{of}")
-        content = random_content(rng, num_towers, num_chunks, same_images, context)
+        content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
         while not is_small(content, num_chunks):
-            content = random_content(rng, num_towers, num_chunks, same_images, context)
+            content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -620,10 +669,11 @@ def main() -> int:
     parser.add_argument("--same-images", action="store_true", help="both of two towers encode the same images")
     parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
     parser.add_argument("--context", action="store_true", help="encoders of several context parallel sizes")
+    parser.add_argument("--shards", action="store_true", help="ZeRO 2 and 3")
     arguments = parser.parse_args()
     if arguments.same_images and arguments.towers < 2:
         parser.error("--same-images is of two towers")
-    kinds = arguments.towers, arguments.chunks, arguments.same_images, arguments.context
+    kinds = arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards
     found = checked_jobs(arguments.jobs, arguments.seed, *kinds)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():

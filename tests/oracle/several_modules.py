@@ -56,6 +56,7 @@ class Decoder:
     dp: int
     mbs: int
     vpp: int = 1
+    zero: int = 1
 
     @property
     def world(self) -> int:
@@ -89,13 +90,15 @@ def list_decoders(content: Document, number: int) -> list[Decoder]:
     limits, per_node = content["search"], content["cluster"]["devices_per_node"]
     layers, batch = content["model"]["text"]["layers"]["num_layers"], content["workload"]["global_batch_size"]
     return [
-        Decoder(pp, tp, number // pp // tp, mbs, vpp)
+        Decoder(pp, tp, number // pp // tp, mbs, vpp, zero)
+        for zero in dict.fromkeys(limits.get("zero", [1]))
         for vpp in range(1, limits.get("max_vpp", 1) + 1)
         for pp in limits.get("pp") or divisors(number)
         for tp in limits.get("tp") or divisors(number)
         for mbs in limits["mbs"]
         if number % (pp * tp) == 0
         and pp * vpp <= layers
+        and (zero < 2 or pp == 1)
         and (vpp == 1 or (pp > 1 and batch // (number // pp // tp) // mbs >= pp))
         and 8 % tp == 0
         and min(number, per_node) % tp == 0
@@ -148,7 +151,7 @@ def _apart_options(
     for tower in content["model"]["encoders"]:
         name = tower["name"]
         if name not in apart:
-            options.append([own for own in _shared(content, decoder, tower) if not own.away])
+            options.append([own for own in _shared(content, decoder, tower) if own.run not in ("bubbles", "prefetch")])
             continue
         samples = decoder.mbs * decoder.dp
         options.append(
@@ -166,6 +169,7 @@ def _apart_options(
                 and per_node % tp == 0
                 and begins[name] % tp == 0
                 and pp <= tower["layers"]["num_layers"]
+                and (decoder.zero < 2 or pp == 1)
             ]
         )
     return options
@@ -225,6 +229,36 @@ def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Ow
 # ----------------------------------------------------------------------------------------------------------- problems
 
 
+class Sized(NamedTuple):
+    """The whole chain under the sizes of one module."""
+
+    costs: CostModel
+    strategy: Strategy
+    problem: Problem
+
+    def list_blocks(self) -> list[tuple[str, Any]]:
+        """Modality and footprint of each block. What ZeRO 2 and 3 make whole is counted from what blocks hold without
+        ZeRO: a block's own and the larger of its neighbours' in its modality."""
+        found = [(block.modality, block.footprint) for block in self.problem.chain]
+        strategy = self.strategy
+        if strategy.zero < 2:
+            return found
+        plain = build_problem(self.costs, replace(strategy, zero=0)).chain
+        scale = self.costs.workload.gradient_bytes / self.costs.workload.weight_bytes
+        told = []
+        for at, (modality, held) in enumerate(found):
+            near = [n for n in (at - 1, at + 1) if 0 <= n < len(plain) and plain[n].modality == modality]
+            near += [at] if plain[at].count > 1 else []
+            sizes = [block.footprint.weight_bytes if block.footprint else 0.0 for block in plain]
+            whole = sizes[at] + max((sizes[n] for n in near), default=0.0) if sizes[at] else 0.0
+            whole = whole if strategy.dp * strategy.cp > 1 else 0.0
+            names = {"gathered weights": whole} if strategy.zero == 3 else {}
+            names |= {"gradients being reduced": whole * scale} if held.gradient_bytes else {}
+            others = [each for each in held.held_once_bytes if "gather" not in each[0] and "reduced" not in each[0]]
+            told.append((modality, replace(held, held_once_bytes=(*others, *names.items()))))
+        return told
+
+
 class _Priced(NamedTuple):
     """A module: its blocks as documents, their footprints, the plain problem, what crosses of a micro-batch."""
 
@@ -237,15 +271,16 @@ class _Priced(NamedTuple):
 
 
 def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own: Own) -> _Priced:
-    sized = Strategy(own.pp, own.tp, own.dp, own.mbs, cp=own.cp)
+    sized = Strategy(own.pp, own.tp, own.dp, own.mbs, cp=own.cp, zero=decoder.zero)
     if own.run in ("bubbles", "prefetch"):
         whole = job.workload.model_copy(update={"global_batch_size": own.dp * own.mbs})
         costs = CostModel(replace(job, workload=whole))
     problem = build_problem(costs, sized)
+    blocks = Sized(costs, sized, problem).list_blocks()
     pairs = [
-        (dict(document), block.footprint)
-        for document, block in zip(problem_document(problem)["chain"], problem.chain, strict=True)
-        if block.modality == own.name
+        (dict(document), held)
+        for document, (modality, held) in zip(problem_document(problem)["chain"], blocks, strict=True)
+        if modality == own.name
     ]
     size = 2.0 * decoder.mbs * tokens_of(content, own.name) * WIDTH
     returns = any(document["backward_ms"] for document, _ in pairs)
@@ -285,12 +320,11 @@ def form_several(
     job: Job, costs: CostModel, content: Document, decoder: Decoder, owns: tuple[Own, ...], network: Any, once: Any
 ) -> Document:
     """The oracle's document. network, once: what module_layouts has to price what crosses, and what is held once."""
-    plain = Strategy(decoder.pp, decoder.tp, decoder.dp, decoder.mbs, vpp=decoder.vpp)
+    plain = Strategy(decoder.pp, decoder.tp, decoder.dp, decoder.mbs, vpp=decoder.vpp, zero=decoder.zero)
     second = build_problem(costs, plain)
     document, batch = problem_document(second), content["workload"]["global_batch_size"]
-    text = [
-        (dict(d), b.footprint) for d, b in zip(document["chain"], second.chain, strict=True) if b.modality == "text"
-    ]
+    held = Sized(costs, plain, second).list_blocks()
+    text = [(dict(d), h) for d, (name, h) in zip(document["chain"], held, strict=True) if name == "text"]
     modules = [_price(job, costs, content, decoder, own) for own in owns]
     _set_cuts(content["model"]["encoders"], modules, second)
     fixed = float(job.cluster.device.context_bytes) + OPEN_BYTES
@@ -310,12 +344,13 @@ def form_several(
             tails = [max(tails[0], module.problem.stage_tail_ms[0])]
     count = batch // decoder.dp // decoder.mbs
     static = [fixed + once([(None, p) for p in shared_prints])] * decoder.pp
+    before, encoders = 0.0, {}
     if away:
-        tails, static, encoders = _add_away(away, inside, stages, decoder, network, batch, tails, static)
-        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
+        tails, static, before, encoders = _add_away(away, inside, stages, decoder, network, batch, tails, static)
     if not apart:
-        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static}
+        return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
     assert count
+    assert not encoders
     crossings = [_cross(m, decoder, network) for m in apart]
     if len(crossings) == 2:
         crossings[0] = max(0.0, crossings[0] - crossings[1])
@@ -329,7 +364,7 @@ def form_several(
         inner = module.own.pp - 1
         hops += [*_spread(module.problem.p2p_ms, inner), crossing]
         per_byte += [*_spread(module.problem.p2p_ms_per_byte, inner), 0.0]
-        all_tails += module.problem.stage_tail_ms
+        all_tails += [tail + before for tail in module.problem.stage_tail_ms]
         all_static += [fixed + once([(None, p) for p in module.prints])] * module.own.pp
     for block in stages:
         block["within"] = [at, at + decoder.pp]
@@ -383,8 +418,9 @@ def _add_away(
     batch: int,
     tails: list[float],
     static: list[float],
-) -> tuple[list[float], list[float], Document]:
-    """Tails, static bytes and encoders with what is away; stages' layers get room for it."""
+) -> tuple[list[float], list[float], float, Document]:
+    """Tails, static bytes, what runs before the pipeline, and encoders, with what is away; stages' layers get room."""
+    ahead = 0.0
     kept, passing, largest, held, encoders = [0.0, 0.0], 0.0, 0.0, 0.0, []
     count = batch // decoder.dp // decoder.mbs
     inline_alone = {m.own.name for m in inside if not m.own.chained}
@@ -420,12 +456,15 @@ def _add_away(
         else:
             calls, again = batch // (own.dp * own.mbs), own.run == "recomputed_phases"
             forward, backward, activations = total("forward_ms"), total("backward_ms"), total("activation_bytes")
+            ahead += calls * forward
             more += calls * (forward + backward + (forward if again and module.returns else 0.0))
             if decoder.pp == 1:
                 more += sum(_fan(module, decoder, network, count))
+                ahead += _fan(module, decoder, network, count)[0]
             else:
                 moved = network.hop_ms([0, decoder.world - 1], count * module.size / decoder.tp)
                 more += moved + network.gather_ms(decoder.tp, 1, count * module.size)
+                ahead += moved + network.gather_ms(decoder.tp, 1, count * module.size)
                 more += moved if module.returns else 0.0
             mine = calls * own.mbs * module.size / decoder.mbs / own.cp
             stored = 0.0 if again else calls * activations
@@ -439,4 +478,4 @@ def _add_away(
             needed = working - (least if spare else 0.0)
             block["transient_bytes"] = max(block.get("transient_bytes", 0.0), needed)
     static = [own + held + max(kept[min(s, 1)], passing + largest) for s, own in enumerate(static)]
-    return tails, static, {"encoders": encoders} if encoders else {}
+    return tails, static, ahead, {"encoders": encoders} if encoders else {}

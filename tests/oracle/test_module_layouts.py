@@ -1,5 +1,6 @@
 """Layouts of encoder and decoder against brute force: 60 seeded jobs, nightly 500; of two encoders of the same images
-two, nightly 100; of encoders of several CP three, nightly 150.
+two, nightly 100; of encoders of several CP three, nightly 150; of ZeRO 2 and 3 three, nightly 150, of two encoders one,
+nightly 30.
 
 Failing ones by themselves: `python tests/oracle/module_layouts.py --jobs 1 --seed N`."""
 
@@ -39,4 +40,16 @@ def test_two_encoders_of_the_same_images_equal_brute_force(batch: int) -> None:
 @pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, 50))])
 def test_encoders_that_share_images_equal_brute_force(batch: int) -> None:
     wrong = checked_jobs(3, 1 + batch * 3, context=True)
+    assert not {name: told for name, told in wrong.items() if told}
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, 50))])
+def test_modules_in_shards_equal_brute_force(batch: int) -> None:
+    wrong = checked_jobs(3, 1 + batch * 3, shards=True)
+    assert not {name: told for name, told in wrong.items() if told}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 31))])
+def test_two_encoders_in_shards_equal_brute_force(seed: int) -> None:
+    wrong = checked_jobs(1, seed, num_towers=2, shards=True)
     assert not {name: told for name, told in wrong.items() if told}

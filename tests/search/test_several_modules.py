@@ -16,6 +16,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.hooks.applied import apply
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
+from mm_autoparallel.model.costs.resharding import cross_to_first_stage
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -32,6 +33,7 @@ from mm_autoparallel.reports.page.pictures import map_layout
 from mm_autoparallel.reports.page.timelines import _list_places
 
 JOB = make_job(hears=True)
+SOUND = 2.0 * 128 * 512  # bytes of one sample's tokens, whole
 
 
 def beside(first: Arrangement, second: Arrangement, decoder: Strategy) -> Strategy:
@@ -56,9 +58,17 @@ MIXED = {
     "bubbles and the decoder's stages": beside(
         on_shared("bubbles", "vision", 1, 8, 1), on_shared("inline", "audio", 2, 2, 1, pp=2), DECODER
     ),
+    "phases and inline, of shards": beside(
+        on_shared("phases", "vision", 2, 4, 3),
+        on_shared("inline", "audio", 1, 8, 1),
+        replace(DECODER, pp=1, tp=4, mbs=4, zero=3),
+    ),
     "ranks of their own each": beside(on_own("vision", 1, 2, 2, 4), on_own("audio", 2, 1, 4, 6), Strategy(2, 2, 1, 4)),
     "one apart, one inline": beside(
         on_own("vision", 1, 4, 1, 4), on_shared("inline", "audio", 1, 4, 1), Strategy(1, 2, 2, 2)
+    ),
+    "one apart, one in phases": beside(
+        on_own("vision", 1, 2, 2, 4, pp=2), on_shared("phases", "audio", 1, 4, 3), Strategy(2, 1, 2, 2)
     ),
 }
 
@@ -100,8 +110,8 @@ def test_planned_written_read_and_drawn(strategy: Strategy) -> None:
     ("strategy", "told"),
     [
         (
-            beside(on_own("vision", 1, 4, 1, 4), on_shared("phases", "audio", 1, 4, 1), Strategy(2, 2, 1, 4)),
-            "vision is on ranks of its own",
+            beside(on_own("vision", 1, 4, 1, 4), on_shared("prefetch", "audio", 1, 4, 1), Strategy(2, 2, 1, 4)),
+            "vision is on ranks of its own, whose stages begin the pipeline, and audio runs as prefetch",
         ),
         (
             beside(on_shared("prefetch", "vision", 1, 8, 1), on_shared("phases", "audio", 1, 8, 1), DECODER),
@@ -195,3 +205,25 @@ def test_what_modules_hold_and_take_adds_up() -> None:
     (beside,) = problem.encoders
     assert (beside.name, beside.microbatches_per_pass, beside.is_frozen) == ("audio", 2, True)
     assert beside.forward_ms == (pytest.approx(sum(b.count * b.forward_ms for b in audio)),)
+
+
+def test_ranks_of_one_begin_when_phases_of_the_other_have_run_forward() -> None:
+    """By hand: audio in phases makes 24 / (4 x 3) calls of each device of the decoder, vision has two stages apart."""
+    costs, strategy = CostModel(JOB), MIXED["one apart, one in phases"]
+    problem = build_problem(costs, strategy)
+    assert strategy.arrangement is not None
+    alone = build_problem(CostModel(make_job()), replace(strategy, arrangement=strategy.arrangement.each[0]))
+    audio = [b for b in build_problem(costs, Strategy(1, 1, 4, 3)).chain if b.modality == "audio"]
+    heard = strategy.with_only(strategy.arrangement.others[0])
+    crossing = cross_to_first_stage(costs.cluster, None, heard, 12 * SOUND)
+    before_ms = 2 * sum(b.count * b.forward_ms for b in audio) + crossing.forward_ms
+    more_ms = [a - b for a, b in zip(problem.stage_tail_ms, alone.stage_tail_ms, strict=True)]
+    # audio is frozen: nothing of it comes after the pipeline
+    assert more_ms == [pytest.approx(before_ms)] * 4
+    assert [held.static_bytes > 0 for held in problem.beside] == [False, False, True, True]
+    held, before = ([each - of.communicator_bytes for each in of.stage_static_bytes] for of in (problem, alone))
+    assert held[:2] == [pytest.approx(before[0])] * 2
+    # its two calls' outputs, of three samples each, are on every device; all twelve of its replica come to the first
+    static_bytes = sum(b.count * b.static_bytes for b in audio)
+    assert held[3] == pytest.approx(before[3] + static_bytes + 6 * SOUND)
+    assert held[2] == pytest.approx(before[2] + static_bytes + 12 * SOUND)

@@ -70,6 +70,11 @@ def list_reasons(plan: Plan, model: Model) -> Iterator[str]:
         )
     if encoder.pp > 1 or encoder.cp > 1:
         yield f"its {encoder.name} has PP {encoder.pp} and CP {encoder.cp}; every device holds it whole"
+    if decoder.zero == 3:
+        yield (
+            f"ZeRO {decoder.zero}: torch FSDP2 wraps whole models, and --hetero-parallel changes the groups between "
+            "encoder and decoder; no run of both is known, so plan with search.zero [0, 1]"
+        )
     if decoder.vpp > 1:
         yield (
             f"VPP {decoder.vpp}: beside --hetero-parallel MindSpeed-MM runs 1f1b alone "

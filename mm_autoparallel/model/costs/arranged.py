@@ -215,11 +215,13 @@ def _delay_inline(parts: _Parts, module: Module) -> tuple[ChainBlock, ...]:
 
 
 def _add_away(parts: _Parts, stages: Problem) -> Problem:
-    """The pipeline, whose devices also hold the modules that are away, and what of them is kept through the step."""
+    """The pipeline, whose devices also hold the modules that are away, and what of them is kept through the step. Ranks
+    of other encoders begin with the pipeline, when forwards of phases on the decoder's are over."""
     away = [form_away(parts.known, m, parts.factor) for m in parts.modules if m.arrangement.away]
     if not away:
         return stages
-    once = [block for m in parts.modules for block in m.blocks] + list(parts.blocks)
+    once = [b for m in parts.modules if not m.arrangement.apart for b in m.blocks] + list(parts.blocks)
+    begun = stages.num_stages - parts.decoder.num_stages
     communicator_bytes, once_bytes = parts.communicator_bytes(), _held_once_bytes(once)
     step_bytes = sum(one.step_bytes for one in away) + max(one.step_once_bytes for one in away)
     beside = tuple(
@@ -229,17 +231,19 @@ def _add_away(parts: _Parts, stages: Problem) -> Problem:
             sum(one.optimizer_bytes for one in away),
             sum(one.kept_bytes if stage else one.kept_on_first_bytes for one in away),
         )
-        for stage in range(stages.num_stages)
+        for stage in range(parts.decoder.num_stages)
     )
     chain, tails_ms = stages.chain, stages.stage_tail_ms
-    alone = {name for m in parts.inside if not m.arrangement.in_chain for name in m.arrangement.encoder.parts}
+    alone = {name for m in parts.modules if not m.arrangement.in_chain for name in m.arrangement.encoder.parts}
     for one in away:
         chain = tuple(one.give_room(b) if b.layer and b.modality not in alone else b for b in chain)
-        tails_ms = tuple(tail_ms + one.tail_ms for tail_ms in tails_ms)
+        more_ms = (one.before_ms,) * begun + (one.tail_ms,) * parts.decoder.num_stages
+        tails_ms = tuple(map(sum, zip(tails_ms, more_ms, strict=True)))
     return replace(
         stages,
         chain=chain,
-        stage_static_bytes=tuple(
+        stage_static_bytes=stages.stage_static_bytes[:begun]
+        + tuple(
             parts.decoder.context_bytes
             + communicator_bytes
             + once_bytes
@@ -249,7 +253,7 @@ def _add_away(parts: _Parts, stages: Problem) -> Problem:
         ),
         stage_tail_ms=tails_ms,
         communicator_bytes=communicator_bytes,
-        beside=beside,
+        beside=(Beside(0.0, 0.0, 0.0, 0.0),) * begun + beside,
         encoders=_deal(stages.num_stages, away),
     )
 

@@ -72,7 +72,8 @@ class Away:
     weight_bytes, gradient_bytes, optimizer_bytes: each device holds. kept_bytes, kept_on_first_bytes: through the step,
     on all stages but the first, and there. step_bytes, step_once_bytes: pass in the optimizer's step (ChainBlock).
     working_bytes: needed while it works, while decoder layers keep nothing where nothing is in flight. tail_ms: before
-    and after the pipeline. encoder: its passes beside the pipeline, on no devices yet; None in phases.
+    and after the pipeline, of which before_ms before it. encoder: its passes beside the pipeline, on no devices yet;
+    None in phases.
     """
 
     weight_bytes: float
@@ -84,6 +85,7 @@ class Away:
     step_once_bytes: float
     working_bytes: float
     tail_ms: float
+    before_ms: float
     encoder: Encoder | None
 
     def give_room(self, block: ChainBlock) -> ChainBlock:
@@ -101,7 +103,7 @@ def form_away(known: CostModel, module: Module, factor: float) -> Away:
         for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes")
     )
     form = _in_phases if arrangement.in_phases else _in_bubbles
-    kept_bytes, kept_on_first_bytes, working_bytes, tail_ms, encoder = form(known, module, factor)
+    kept_bytes, kept_on_first_bytes, working_bytes, tail_ms, before_ms, encoder = form(known, module, factor)
     return Away(
         weight_bytes,
         gradient_bytes,
@@ -112,6 +114,7 @@ def form_away(known: CostModel, module: Module, factor: float) -> Away:
         max(block.step_once_bytes for block in first),
         working_bytes,
         tail_ms,
+        before_ms,
         encoder,
     )
 
@@ -151,8 +154,12 @@ def count_per_pass(strategy: Strategy) -> int:
     return arrangement.num_beside(strategy.tp, strategy.cp) * arrangement.encoder.mbs // strategy.mbs
 
 
-def _in_phases(known: CostModel, module: Module, factor: float) -> tuple[float, float, float, float, Encoder | None]:
-    """What is kept, on the first stage too, what works, the tail, no passes."""
+Parted = tuple[float, float, float, float, float, Encoder | None]
+"""Of Away, kept_bytes to encoder but for what passes in the optimizer's step."""
+
+
+def _in_phases(known: CostModel, module: Module, factor: float) -> Parted:
+    """Without passes."""
     strategy, encoder, first, trains = module.strategy, module.problem, module.blocks, module.trains
     own, again = module.arrangement.encoder, module.arrangement.encoder_run == "recomputed_phases"
     num_calls = known.workload.global_batch_size // (own.dp * own.mbs)
@@ -165,6 +172,7 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> tuple[float, 
     phases_ms = num_calls * each_ms * encoder.time_factors[0] + sum(block.count * block.tail_ms for block in first)
     phases_ms += factor * (crossing.forward_ms + (crossing.backward_ms if trains else 0.0))
     phases_ms += encoder.stage_tail_ms[0] - known.calibration.figures.step_ms
+    before_ms = num_calls * forward_ms * encoder.time_factors[0] + factor * crossing.forward_ms
 
     kept_bytes = sum(block.count * block.activation_bytes for block in first)
     held_bytes = 0.0 if again else num_calls * kept_bytes
@@ -172,10 +180,10 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> tuple[float, 
     arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * module.size_bytes
     working_bytes = max(block.transient_bytes for block in first) + (kept_bytes if again else 0.0)
     kept = held_bytes + own_bytes, held_bytes + max(own_bytes, arrived_bytes)
-    return (*kept, working_bytes, phases_ms, None)
+    return (*kept, working_bytes, phases_ms, before_ms, None)
 
 
-def _in_bubbles(known: CostModel, module: Module, factor: float) -> tuple[float, float, float, float, Encoder | None]:
+def _in_bubbles(known: CostModel, module: Module, factor: float) -> Parted:
     """The same where passes are dealt to stages in turn."""
     strategy, encoder, first, trains = module.strategy, module.problem, module.blocks, module.trains
     number, crossing = count_per_pass(strategy), module.crossing
@@ -198,7 +206,7 @@ def _in_bubbles(known: CostModel, module: Module, factor: float) -> tuple[float,
         activation_bytes=(sum(block.count * block.activation_bytes for block in first),),
     )
     working_bytes = max(block.transient_bytes for block in first)
-    return number * module.size_bytes, arrived_bytes, working_bytes, after_ms, beside
+    return number * module.size_bytes, arrived_bytes, working_bytes, after_ms, 0.0, beside
 
 
 def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:

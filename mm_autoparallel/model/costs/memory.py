@@ -160,30 +160,34 @@ def list_whole(
     strategy: Strategy,
     trained_counts: Sequence[float] | None = None,
     gathered_bytes: Sequence[float] = (),
+    by_modality: bool = False,
 ) -> list[tuple[tuple[str, float], ...]]:
     """Per block of a chain, names and bytes of what ZeRO 2 and 3 make its stage hold whole while it works.
 
     scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one.
     trained_counts: the same of what trains of it, None where all does. gathered_bytes: of one weight of each block
-    (empty: as the workload says).
+    (empty: as the workload says). by_modality: whether each modality is a module of its own: nothing of one is gathered
+    ahead, or still reduced, while another works.
     """
+    modalities = [block.modality if by_modality else "" for block in blocks]
     trained_counts = scattered_counts if trained_counts is None else trained_counts
     held = []
     for index, block in enumerate(blocks):
         named = []
         if strategy.zero == 3 and strategy.reshard:
             each_bytes = gathered_bytes[index] if gathered_bytes else workload.weight_bytes
-            named.append(("gathered weights", _count_whole(block, index, scattered_counts) * each_bytes))
+            named.append(("gathered weights", _count_whole(block, index, scattered_counts, modalities) * each_bytes))
         if strategy.zero >= 2 and block.trainable:
-            whole_count = _count_whole(block, index, trained_counts)
+            whole_count = _count_whole(block, index, trained_counts, modalities)
             named.append(("gradients being reduced", whole_count * workload.gradient_bytes))
         held.append(tuple(named))
     return held
 
 
-def _count_whole(block: Block, index: int, counts: Sequence[float]) -> float:
-    """Of the block at `index` and the larger of its neighbours."""
-    near = [counts[at] for at in (index - 1, index + 1) if 0 <= at < len(counts)]
+def _count_whole(block: Block, index: int, counts: Sequence[float], modules: Sequence[str]) -> float:
+    """Of the block at `index` and the larger of its neighbours in the same one of `modules`."""
+    beside = (at for at in (index - 1, index + 1) if 0 <= at < len(counts))
+    near = [counts[at] for at in beside if modules[at] == modules[index]]
     near += [counts[index]] if block.count > 1 else []
     return counts[index] + max(near, default=0.0) if counts[index] else 0.0
 

@@ -66,20 +66,20 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
         others = {layout: build_problem(known, strategy.in_layout(layout), scales) for layout in strategy.layouts}
         return share_layers(known, strategy, own, others)
     if strategy.arrangement:
-        return build_arranged(known, strategy, scales, lambda part: _assemble(_price(known, part, scales)))
+        return build_arranged(known, strategy, scales, lambda part: _assemble(_price(known, part, scales, True)))
     return _assemble(_price(known, strategy, scales))
 
 
 def build_decoder(job: Job | CostModel, strategy: Strategy) -> Problem:
     """The decoder of an arrangement by itself: no figure of it is above the whole problem's. Raises ProfileError."""
     known = CostModel.of(job).used_by(strategy)
-    return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED)))
+    return keep_decoder(known, _assemble(_price(known, strategy.of_decoder(), UNSCALED, True)))
 
 
-def build_part(job: Job | CostModel, part: Strategy) -> Problem:
-    """The whole chain under the plain sizes of one module, lawful for that one alone. Raises ProfileError."""
-    known = CostModel.of(job).used_by(part)
-    return _assemble(_price(known, part, UNSCALED))
+def build_part(known: CostModel, part: Strategy) -> Problem:
+    """The whole chain under the plain sizes of one module, lawful for that one alone. known: on all devices that its
+    strategy uses. Raises ProfileError."""
+    return _assemble(_price(known, part, UNSCALED, True))
 
 
 def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost]:
@@ -162,7 +162,8 @@ class _Priced:
     replicas: Replicas
 
 
-def _price(known: CostModel, strategy: Strategy, scales: CostScales) -> _Priced:
+def _price(known: CostModel, strategy: Strategy, scales: CostScales, is_part: bool = False) -> _Priced:
+    """is_part: whether these are sizes of one module, so that nothing is gathered ahead into another."""
     costs = known.look_up(strategy, scales)
     table = known.table_cost(costs)
     num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
@@ -179,7 +180,7 @@ def _price(known: CostModel, strategy: Strategy, scales: CostScales) -> _Priced:
         num_microbatches=num_microbatches,
         microbatch_scale={name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities},
         held_count=held_counts,
-        footprints=_footprints(known, costs, held_counts, strategy),
+        footprints=_footprints(known, costs, held_counts, strategy, is_part),
         output_bytes=_output_bytes(known, costs),
         replicas=_replicas(known, table, strategy, scales),
     )
@@ -324,7 +325,7 @@ def _add_pause(chain: tuple[ChainBlock, ...], micro_batch_ms: float) -> tuple[Ch
 
 
 def _footprints(
-    known: CostModel, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
+    known: CostModel, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy, is_part: bool
 ) -> tuple[Footprint, ...]:
     """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
     footprints = []
@@ -337,7 +338,7 @@ def _footprints(
         for held_count, cost in zip(held_counts, costs, strict=True)
     ]
     gathered = [gathered_weight_bytes(block, known.workload, strategy) for block in known.chain.blocks]
-    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained, gathered)
+    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained, gathered, is_part)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count, share = held_counts[index], known.share_of(block, known.strategy_of(block, strategy))
         high = high_fraction(known.chain, block, known.workload, strategy)

@@ -16,12 +16,15 @@ from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import sharing_reasons
 from mm_autoparallel.model.job.division_law import division_reasons
 from mm_autoparallel.model.job.model import Model, Patches
+from mm_autoparallel.model.job.sharding import zero_reason
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import Stack, Workload
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.strategy import Strategy
 
+PLANNED_SCHEDULES = ("1f1b", "interleaved_1f1b")
+"""Those that go with an arrangement; the second only with encoders that are away."""
 _MEGATRON: tuple[Stack, ...] = ("megatron-te", "megatron-local")
 
 
@@ -95,12 +98,13 @@ def _break_modules(model: Model, arrangement: Arrangement) -> Iterator[str]:
             yield f"layout names the encoders {one.encoder.name} in another order than the model, {', '.join(names)}"
     if all(one.in_chain for one in each):
         yield "all encoders lie on the decoder's stages under its sizes, which is the chain; plan that"
-    away = next((one for one in each if one.away), None)
+    away = next((one for one in each if one.in_bubbles), None)
     apart = next((one for one in each if one.apart), None)
     if away and apart:
+        run = "as prefetch" if away.encoder_run == "prefetch" else "in bubbles"
         yield (
             f"{apart.encoder.name} is on ranks of its own, whose stages begin the pipeline, and {away.encoder.name} "
-            f"runs in {away.encoder_run.replace('_', ' ')}, which needs the decoder's there; have both inline or apart"
+            f"runs {run}, whose passes need the decoder's there; have it inline, in phases or on ranks of its own"
         )
 
 
@@ -124,6 +128,7 @@ def module_reasons(
     yield from _break_sizes(arrangement, strategy)
     yield from _break_context(model, cluster, workload, strategy)
     yield from _break_batch(workload, arrangement, decoder)
+    yield from _break_sharding(workload, arrangement, decoder)
     if arrangement.apart:
         yield from _break_ranges(cluster, encoder, decoder, has_others)
     else:
@@ -197,15 +202,20 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
         )
     if strategy.layouts:
         yield "layers of one stage shared in several ways (LAYOUTS) go with the chain alone"
-    if strategy.schedule not in (("1f1b", "interleaved_1f1b") if arrangement.away else ("1f1b",)):
+    if strategy.schedule not in (PLANNED_SCHEDULES if arrangement.away else PLANNED_SCHEDULES[:1]):
         yield (
             f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and for interleaved_1f1b where the "
             "encoder runs in phases, in bubbles or as prefetch"
         )
     if strategy.vpp > 1 and not arrangement.away:
         yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases, in bubbles or as prefetch"
-    if strategy.optimizer_offload or strategy.shard or strategy.zero > 1:
-        yield "arrangements are planned with ZeRO 0 or 1 and the optimizer on the device"
+    if strategy.optimizer_offload:
+        yield "arrangements are planned with the optimizer on the device"
+    if strategy.shard or not strategy.reshard:
+        yield (
+            "arrangements are planned with weights that ZeRO 3 shards over all replicas of a module and gives up after "
+            "each pass (no shard, reshard true)"
+        )
     if strategy.rank_order != "tp-cp-ep-dp-pp":
         yield f"ranks {strategy.rank_order}: arrangements are planned for tp-cp-ep-dp-pp"
 
@@ -267,6 +277,23 @@ def _break_passes(workload: Workload, arrangement: Arrangement, decoder: Strateg
             f"a step has {count * decoder.mbs // samples} passes of {samples} samples, and each of the {decoder.pp} "
             "stages runs one at least"
         )
+
+
+def _break_sharding(workload: Workload, arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+    """Of an encoder whose gradients or weights lie in shards, as the decoder's do (ZeRO 2 and 3)."""
+    zero = decoder.zero
+    if zero < 2:
+        return
+    if "stack" in workload.model_fields_set:
+        yield f"ZeRO {zero}: no layout of workload.stack {workload.stack} is planned with it; ZeRO 0 and 1 are"
+    if arrangement.in_bubbles:
+        run = "as prefetch" if arrangement.encoder_run == "prefetch" else "in bubbles"
+        yield (
+            f"ZeRO {zero}: passes {run} lie between those of the decoder, and which of them hides the other's traffic "
+            "is not known; ZeRO 0 and 1 go with them, and ZeRO 2 and 3 with inline and phases"
+        )
+    if reason := zero_reason(workload.stack, zero, arrangement.encoder.pp, 1, True, False):
+        yield f"of the encoder: {reason}"
 
 
 def _break_ranges(

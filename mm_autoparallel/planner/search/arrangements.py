@@ -17,7 +17,13 @@ from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, EncoderRun, ModuleLayout
-from mm_autoparallel.model.job.arrangement_law import encoders_train, model_reason, module_name, stack_reason
+from mm_autoparallel.model.job.arrangement_law import (
+    PLANNED_SCHEDULES,
+    encoders_train,
+    model_reason,
+    module_name,
+    stack_reason,
+)
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
@@ -167,12 +173,13 @@ def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
 def _lawful(
     job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
 ) -> Iterator[Strategy]:
-    """The lawful strategies of the decoder by itself, each once."""
-    seen = set()
+    """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
+    search names none of these, with those that it names, so that the law is told."""
+    seen, has_planned = set(), not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
     for sizes in found:
         for one in choose(sizes):
             decoder = one if job.search.schedule else replace(one, schedule="")
-            if decoder not in seen:
+            if decoder not in seen and (decoder.schedule in PLANNED_SCHEDULES or not has_planned):
                 seen.add(decoder)
                 if not unlawful_reason(alone, job.cluster, job.workload, decoder):
                     yield decoder
@@ -246,7 +253,7 @@ def _list_apart(
 def _list_options(
     job: Job, decoder: Strategy, apart: tuple[str, ...], num_apart: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Options]:
-    """Of a module for each encoder: on the decoder's devices, where others are apart on its stages alone; apart, for
+    """Of a module for each encoder: on the decoder's devices, where others are apart in no bubbles; apart, for
     each way to part the ranks, behind the decoder in the order of the chain, or in one in which none straddles nodes.
     """
     names = [encoder.name for encoder in job.model.encoders]
@@ -254,7 +261,7 @@ def _list_options(
         return
     shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
     if apart:
-        shared = {name: tuple(one for one in each if not one.away) for name, each in shared.items()}
+        shared = {name: tuple(one for one in each if not one.in_bubbles) for name, each in shared.items()}
     for numbers in _part_ranks(num_apart, len(apart)):
         options = dict(shared)
         for order in permutations(range(len(apart))):

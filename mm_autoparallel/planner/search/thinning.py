@@ -9,6 +9,7 @@ two the other alone joins the search, and of thousands of products of options te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Thinning:
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        self._problems: dict[Strategy, Problem] = {}
+        self._problems: dict[tuple[int, Strategy], Problem] = {}
 
     def combine(self, decoder: Strategy, options: Options) -> Iterator[Strategy]:
         """The strategies of such modules beside a decoder, but for those that cannot beat another one of them."""
@@ -40,12 +41,16 @@ class Thinning:
         if not any(one.away for each in lawful for one in each):
             yield from combine(decoder, lawful)
             return
-        chain = self._problem(decoder).chain
+        first = next(combine(decoder, lawful), None)
+        if first is None:
+            return
+        costs = self._costs.used_by(first)
+        chain = self._problem(costs, decoder).chain
         text = [block for block in chain if block.layer and block.modality == self._costs.chain.modalities[-1]]
-        yield from combine(decoder, tuple(self._thin(decoder, text, _elsewhere(each)) for each in lawful))
+        yield from combine(decoder, tuple(self._thin(costs, decoder, text, _elsewhere(each)) for each in lawful))
         if any(one.in_chain for each in lawful for one in each):  # stages may then hold layers of encoders alone
             layers = [block for block in chain if block.layer]
-            wider = tuple(self._thin(decoder, layers, each) for each in lawful)
+            wider = tuple(self._thin(costs, decoder, layers, each) for each in lawful)
             for strategy in combine(decoder, wider):
                 if strategy.arrangement and any(one.in_chain for one in strategy.arrangement.each):
                     yield strategy
@@ -55,20 +60,22 @@ class Thinning:
         lone = decoder.with_only(one)
         return next(module_reasons(job.model, job.cluster, job.workload, lone, True), None) is None
 
-    def _problem(self, part: Strategy) -> Problem:
-        if part not in self._problems:
-            self._problems[part] = build_part(self._costs, part)
-        return self._problems[part]
+    def _problem(self, costs: CostModel, part: Strategy) -> Problem:
+        key = costs.cluster.num_devices, part
+        if key not in self._problems:
+            self._problems[key] = build_part(costs, part)
+        return self._problems[key]
 
     def _thin(
-        self, decoder: Strategy, layers: Sequence[ChainBlock], options: Iterable[Arrangement]
+        self, costs: CostModel, decoder: Strategy, layers: Sequence[ChainBlock], options: Iterable[Arrangement]
     ) -> tuple[Arrangement, ...]:
-        """Without those that are away and cannot beat another that is. layers: beside which they may work."""
+        """Without those that are away and cannot beat another that is. costs: on all devices that such plans use.
+        layers: beside which they may work."""
         kept: list[Arrangement] = []
         known: dict[object, list[tuple[Arrangement, dict[str, float]]]] = {}
         for one in options:
             try:
-                found = self._figures(decoder, layers, one) if one.away else None
+                found = self._figures(costs, decoder, layers, one) if one.away else None
             except ProfileError:  # the search says so when it builds the strategy
                 found = None
             if found is None:
@@ -80,11 +87,10 @@ class Thinning:
         return tuple(kept)
 
     def _figures(
-        self, decoder: Strategy, layers: Sequence[ChainBlock], one: Arrangement
+        self, costs: CostModel, decoder: Strategy, layers: Sequence[ChainBlock], one: Arrangement
     ) -> tuple[object, dict[str, float]]:
         """What must be equal for two options to be compared, and figures by name of which less is never worse."""
-        costs = self._costs.used_by(decoder)
-        module = Module.of(costs, decoder.with_only(one), self._problem)
+        module = Module.of(costs, decoder.with_only(one), partial(self._problem, costs))
         away = form_away(costs, module, 1.0)
         figures = {name: float(value) for name, value in vars(away).items() if isinstance(value, (int, float))}
         del figures["working_bytes"]
