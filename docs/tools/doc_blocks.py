@@ -29,7 +29,10 @@ _COMMENT = re.compile(r"<!-- (.*?) -->")
 _VOLATILE = (
     (re.compile(r"\b\d[\d,]*(?:\.\d+)?(?= (?:CPU )?s\b)"), "N"),  # how long it took
     # which process came first decides what was bounded how well, and what was never placed
-    (re.compile(r"(?<=strategies in N s): .*|(?<=no plan of this space is below ).*|(?<=, no plan below ).*"), ""),
+    (
+        re.compile(r"(?<=strategies in N s): .*|(?<=no plan of this space ).*"),
+        "",
+    ),
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
     (re.compile(r"\S*/(?=examples/)"), ""),
 )

@@ -79,7 +79,9 @@ class PlanAnswer(Answer):
     """Answer of `plan`."""
 
     best: Figures
-    lower_bound_ms: float = Field(description="no plan of the space is faster")
+    lower_bound_ms: float = Field(
+        description="the bound in steps of the best plan: no plan ranks before one with this step and as likely to fit"
+    )
     gap_fraction: float = Field(description="1 - lower_bound_ms / step_ms")
     proven: bool = Field(description="whether the gap is at most 0.1 %")
     stopped: str = Field(description="why the search ended: finished, time limit, interrupted, processes died")

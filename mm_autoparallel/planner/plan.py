@@ -128,10 +128,11 @@ class Plan:
 class Figures:
     """What is known about a plan besides the decision: its simulated step and how good that is.
 
-    throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: no plan of the searched
-    space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
-    provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
-    for each device; host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
+    throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: the bound of the search
+    in steps of this plan: no plan of the space ranks before one with this step and its chance to fit.
+    peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle. provenance: where the costs
+    came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host for each device;
+    host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
     step_over_batches: of drawn batches (planner/over_batches.py), where the job says what samples are like.
     """
 

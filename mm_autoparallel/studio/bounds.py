@@ -73,12 +73,15 @@ def write_known(path: Path, known: Known) -> None:
 
 def find_bound(job: Job, known: Known, estimate: Estimate) -> Bound:
     """How far from the best `estimate`, a plan of `job`, can be."""
-    factor = Caution(job).price_factor(estimate.oom_probability)
+    caution = Caution(job)
+    factor = caution.price_factor(estimate.oom_probability)
     rank_ms = estimate.step_ms * factor
     of_strategy_ms = known.of_strategy_ms.get(name_strategy(estimate.plan.strategy))
     gap, strategy_gap = _gap(rank_ms, known.rank_bound_ms), _gap(rank_ms, of_strategy_ms)
     return Bound(
-        words=_describe(estimate, known.rank_bound_ms, of_strategy_ms, gap, strategy_gap, factor),
+        words=_describe(
+            *(estimate, known.rank_bound_ms, of_strategy_ms, gap, strategy_gap), rank_ms if caution.price else None
+        ),
         lower_bound_ms=None if known.rank_bound_ms is None else known.rank_bound_ms / factor,
         gap_fraction=gap,
         proven=gap is not None and estimate.fits and -OUTSIDE_FRACTION <= gap <= PROVEN_GAP_FRACTION,
@@ -109,26 +112,29 @@ def _describe(
     of_strategy_ms: float | None,
     gap: float | None,
     strategy_gap: float | None,
-    factor: float,
+    rank_ms: float | None,
 ) -> str:
+    """rank_ms: of the plan, None where plans rank by their steps alone."""
     if not estimate.fits:
         return "the plan does not fit, and bounds are of plans that do"
     words = []
+    below = "is below" if rank_ms is None else "ranks below"
+    here = "" if rank_ms is None else f", this one ranks at {format_ms(rank_ms)}"
     if gap is None or bound_ms is None:
         words.append("how far from the best it is, is not known: the space of this job has not been searched")
     elif gap < -OUTSIDE_FRACTION:
-        words.append(f"no plan of the job's search is below {format_ms(bound_ms / factor)}; this one is outside of it")
+        words.append(f"no plan of the job's search {below} {format_ms(bound_ms)}{here}; it is outside of that search")
     elif gap <= PROVEN_GAP_FRACTION:
-        words.append(f"no plan of the space is below {format_ms(bound_ms / factor)}")
+        words.append(f"no plan of the space {below} {format_ms(bound_ms)}{here}")
     else:
-        bound = format_ms(bound_ms / factor)
-        words.append(f"at most {format_percent(gap)} from the best of the space: none is below {bound}")
+        bound = format_ms(bound_ms)
+        words.append(f"at most {format_percent(gap)} from the best of the space: none {below} {bound}{here}")
     if of_strategy_ms is not None and strategy_gap is not None and strategy_gap >= -OUTSIDE_FRACTION:
         if strategy_gap <= PROVEN_GAP_FRACTION:
             words.append("no other placement of this strategy is better")
         else:
-            bound = format_ms(of_strategy_ms / factor)
+            bound = format_ms(of_strategy_ms)
             words.append(f"other placements of this strategy can be {format_percent(strategy_gap)} better: {bound}")
-    if factor > 1.0 + 1e-4 and not (gap is None and strategy_gap is None):
-        words.append("its step counts with the price of its chance to run out of memory")
+    if rank_ms is not None and not (gap is None and strategy_gap is None):
+        words.append("plans rank by their steps with the price of their chances to run out of memory")
     return "; ".join(words)

@@ -248,7 +248,7 @@ class Session:
         return build_report(plans["now"].job, plans, None, None, {}, self.command("report", present))
 
     def bound_of(self, moment: Moment) -> float:
-        """No plan of the job's space is below, ms; 0 where that is not known."""
+        """In steps of the plan, no plan of the job's space ranks before, ms; 0 where that is not known."""
         bound = find_bound(self.play(moment.source).job, self.known(moment.source), self.estimate_of(moment))
         return min(bound.lower_bound_ms or 0.0, self.estimate_of(moment).step_ms)
 

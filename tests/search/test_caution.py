@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.check import check_eliminated
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import list_space
+from mm_autoparallel.planner.search.watched import describe_end
 from mm_autoparallel.validation import parse_record
 
 SMALL: dict[str, Any] = {"tp": (1,), "cp": (1,), "pp": (2, 4), "mbs": (1, 2)}
@@ -120,6 +122,24 @@ def test_a_price_of_nothing_is_the_fastest_that_fits(make_job, no_clock) -> None
     assert usual.figures.lower_bound_ms == pytest.approx(free.figures.lower_bound_ms, rel=2e-5)
     assert free.objective.fastest_ms is None
     assert usual.objective.caution_fraction == 0.0
+
+
+def test_what_is_told_of_all_plans_is_true_of_each(make_job, no_clock) -> None:
+    """A faster plan that fails more often is in the space, so no step is told that none undercuts."""
+    job = make_job(memory_bytes=6.5e9, failure_price=0.5, **SMALL)
+    found = search(job, num_workers=1)
+    fits = [estimate for _, estimate in estimates_of(job) if estimate.fits]
+    assert min(estimate.step_ms for estimate in fits) < 0.999 * found.figures.lower_bound_ms
+    told = re.search(
+        r"proven: no plan of this space ranks below ([\d.]+) ms, this one ranks at ([\d.]+) ms", describe_end(found)
+    )
+    assert told
+    assert float(told[1]) <= min(rank_ms(estimate, 0.5) for estimate in fits) + 0.01
+    assert float(told[2]) == pytest.approx(rank_ms(found.estimates[0], 0.5), abs=0.01)
+    free = search(make_job(memory_bytes=6.5e9, failure_price=0.0, **SMALL), num_workers=1)
+    told = re.search(r"proven: no plan of this space is below ([\d.]+) ms", describe_end(free))
+    assert told
+    assert float(told[1]) <= min(estimate.step_ms for estimate in fits) + 0.01
 
 
 @pytest.mark.slow

@@ -39,6 +39,11 @@ class Objective:
     fastest_oom_probability: float | None = None
 
     @property
+    def is_weighed(self) -> bool:
+        """Whether plans rank by their chances too, so that a faster one than rank_bound_ms may be in the space."""
+        return self.failure_price > 0.0 and self.fastest_ms is not None
+
+    @property
     def caution_fraction(self) -> float:
         """By how much the answer's step is longer than that of the fastest plan met; 0 where that is the answer."""
         return 0.0 if self.fastest_ms is None else max(0.0, self.step_ms / self.fastest_ms - 1.0)

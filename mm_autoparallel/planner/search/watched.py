@@ -17,7 +17,6 @@ from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
 from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
-from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.check import Check, check_eliminated
 from mm_autoparallel.planner.search.result import SearchResult
 from mm_autoparallel.planner.search.space import describe_strategy
@@ -63,8 +62,7 @@ def describe_end(result: SearchResult) -> str:
     what the rates leave open."""
     ends = Counter(candidate.status for candidate in result.candidates)
     told = ", ".join(f"{number} {status}" for status, number in ends.items())
-    of = " by its step of mean samples" if result.batch_ranking else ""
-    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms{of} (gap {result.gap_fraction * 100:.3f} %)"
+    gap = f"{_describe_bound(result)} (gap {result.gap_fraction * 100:.3f} %)"
     how = "proven" if result.proven else f"not proven, {result.stopped}"
     head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
     lines = [head, f"{how}: {gap}", *_describe_caution(result), _describe_bounds(result), *_describe_robust(result)]
@@ -72,17 +70,25 @@ def describe_end(result: SearchResult) -> str:
     return "\n".join(lines)
 
 
+def _describe_bound(result: SearchResult) -> str:
+    """What no plan undercuts: where chances count that is no step, since a faster plan may fail more often."""
+    goal, of = result.objective, " by its step of mean samples" if result.batch_ranking else ""
+    if goal.is_weighed:
+        bound = f"no plan of this space ranks below {goal.rank_bound_ms:.2f} ms"
+        return f"{bound}, this one ranks at {goal.rank_ms:.2f} ms{of}"
+    fits = goal.fit_probability and f" that fits with a probability of {format_percent(goal.fit_probability)}"
+    return f"no plan of this space{fits or ''} is below {result.lower_bound_ms:.2f} ms{of}"
+
+
 def _describe_caution(result: SearchResult) -> list[str]:
-    """What is proven where chances count, and what they cost; nothing where they decide nothing."""
+    """What plans are ranked by where chances count, and what that costs; nothing where they decide nothing."""
     goal, answer = result.objective, result.estimates[0]
     if goal.fastest_ms is None or goal.fastest_oom_probability is None:
         return []
     lines = []
-    if goal.rank_ms > goal.step_ms * (1.0 + PROVEN_GAP_FRACTION) or goal.caution_fraction > 0.0:
-        lines.append(
-            f"plans are ranked by step * (1 + {goal.failure_price:g} * P / (1 - P)), P their chance to run out of "
-            f"memory: this one ranks at {goal.rank_ms:.2f} ms, no plan below {goal.rank_bound_ms:.2f} ms"
-        )
+    if goal.is_weighed:
+        price = f"{goal.failure_price:g} * P / (1 - P)"
+        lines.append(f"plans are ranked by step * (1 + {price}), P their chance to run out of memory")
     if goal.caution_fraction > 0.0 and not (result.batch_ranking and result.batch_ranking.orders[0]):
         lines.append(
             f"caution costs {format_percent(goal.caution_fraction)}: the fastest plan met takes {goal.fastest_ms:.2f} "

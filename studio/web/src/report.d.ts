@@ -349,9 +349,9 @@ export interface Studio {
 /**
  * How far the plan can be from the best. words: a sentence that says so, and what the bound is of.
  *
- * lower_bound_ms: no plan of the job's space is below; None while no search of this job has ended, or the job has
- * been changed since. gap_fraction: of the plan against it. strategy_bound_ms, strategy_gap_fraction: the same against
- * the plans of its own strategy.
+ * lower_bound_ms: in steps of the plan, no plan of the job's space ranks before; None while no search of this job has
+ * ended, or the job has been changed since. gap_fraction: of the plan against it. strategy_bound_ms,
+ * strategy_gap_fraction: the same against the plans of its own strategy.
  */
 export interface Bound {
   words: string;

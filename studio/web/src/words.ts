@@ -20,7 +20,7 @@ const WORDS = {
   theme: ["Light or dark", "浅色或深色"],
   step: ["Step", "单步时间"],
   expected: ["Expected between", "预计区间"],
-  bound: ["No plan of the space is below", "空间内任何方案不低于"],
+  bound: ["Bound, in steps of the best plan", "下界（按最优方案的单步时间折算）"],
   gap: ["Gap", "差距"],
   proven: ["proven", "已证明"],
   notProven: ["not proven", "未证明"],
