@@ -34,9 +34,10 @@ Ints = NDArray[np.int64]
 NUM_ROUNDS, NUM_GAMES = 150, 6
 #: A game is repeated where the one before dropped this share of the patterns (assumed).
 WORTHWHILE_FRACTION = 0.1
-#: Latest mixtures that are tried on a new part before a game is played for it (8, 30 and 100 tried, as above: on 16
-#: stages 30 need about half as many rounds of games as 8, on 8 stages 100 less than half as many as 30).
-NUM_REMEMBERED = 100
+#: Latest mixtures that are tried on a new part before a game is played for it, those of lower targets among them. 300
+#: and 1,000 tried on three open and two drawn interleaved problems, of 6 to 16 stages: with 1,000 all five took less
+#: time to the highest target that both reached, down to half of it. A try costs a hundredth of a game or less.
+NUM_REMEMBERED = 1_000
 #: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds
 #: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
@@ -61,7 +62,7 @@ class BranchAndBound:
 
     exhausted: every part is refuted, or was looked at as far as that goes. best_ms, best: the fastest placement that
     came up below the target, as patterns with their index in each stage. num_tasks: simulated tasks, and sums over
-    patterns counted as such.
+    patterns counted as such. mixtures: [m, 4K - 1 + P] those remembered, the latest first.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class BranchAndBound:
         target_ms: float,
         heavy_first: bool = False,
         spread: Spread | None = None,
+        mixtures: Floats | None = None,
     ) -> None:
         """layers, patterns: at least what a step below target_ms can use. full: the graph of the whole step.
         heavy_first: of two parts that with the longer times is looked at first, where placements come up sooner.
-        spread: light blocks that the patterns are without."""
+        spread: light blocks that the patterns are without. mixtures: found before, by others of the same graph."""
         self.target_ms, self._heavy_first = target_ms, heavy_first
         self.best_ms = np.inf
         self.best: list[tuple[StagePatterns, int]] | None = None
@@ -92,7 +94,7 @@ class BranchAndBound:
         self._column = np.flatnonzero(layers.times_ms.any(axis=0))
         times_ms = layers.times_ms[:, : 2 * problem.num_chunks]  # forward and backward of each chunk
         self._features = np.concatenate([times_ms.sum(axis=1, keepdims=True), times_ms], axis=1)
-        self._mixtures = np.empty((0, layers.least_before.shape[1]))  # the latest first
+        self.mixtures = np.empty((0, layers.least_before.shape[1])) if mixtures is None else mixtures
         num_patterns = len(layers.times_ms)
         self._parts = [_Part(np.arange(num_patterns), np.zeros(num_patterns), 0)]
 
@@ -109,7 +111,7 @@ class BranchAndBound:
         """Refute or split parts for about num_tasks more tasks."""
         stop_at = self.num_tasks + num_tasks
         while self._parts and self.num_tasks < stop_at and not should_stop():
-            self._parts += self._refute(*self._drop(self._parts.pop(), self._mixtures))
+            self._parts += self._refute(*self._drop(self._parts.pop(), self.mixtures))
 
     def _drop(self, part: _Part, mixtures: Floats) -> tuple[_Part, Ways]:
         """Drop the patterns on which one of the mixtures reaches the target, whatever stands beside them; the ways that
@@ -136,7 +138,7 @@ class BranchAndBound:
     def _refute(self, part: _Part, ways: Ways) -> list[_Part]:
         """What is left to refute of a part: nothing, or the two that it is split into."""
         has_light = bool(len(self._spread.forward_ms))
-        shares, mixture = np.zeros(len(self._group)), np.zeros(self._mixtures.shape[1])
+        shares, mixture = np.zeros(len(self._group)), np.zeros(self.mixtures.shape[1])
         for _ in range(NUM_GAMES):
             num_before = len(part.pattern)
             is_single = num_before <= self._num_stages
@@ -159,7 +161,7 @@ class BranchAndBound:
             )
             num_sums = 2 * (num_before * len(self._column) + len(ways.edge_from))
             self.num_tasks += num_rounds * (len(self._graph.stage) + num_sums // SUMS_A_TASK)
-            self._mixtures = np.concatenate([mixture[None], self._mixtures[: NUM_REMEMBERED - 1]])
+            self.mixtures = np.concatenate([mixture[None], self.mixtures[: NUM_REMEMBERED - 1]])
             if bound_ms >= self.target_ms:
                 return []
             if is_single:
@@ -167,7 +169,7 @@ class BranchAndBound:
                 return []
             learnt = min(int(INHERITED_FRACTION * (part.num_rounds + num_rounds)), MOST_INHERITED)
             shares[part.pattern] = share
-            part, ways = self._drop(part._replace(num_rounds=learnt), self._mixtures[:1])
+            part, ways = self._drop(part._replace(num_rounds=learnt), self.mixtures[:1])
             if len(part.pattern) > (1.0 - WORTHWHILE_FRACTION) * num_before:
                 break
         return self._split(part, shares[part.pattern], mixture) if len(part.pattern) else []
