@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +17,17 @@ from mm_autoparallel.pipeline.certify.certificate import Unconfirmed, read_certi
 from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
 from mm_autoparallel.pipeline.certify.verify import verify
 from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
-from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, play_game
+from mm_autoparallel.pipeline.placement.paths.mixtures import exponentiate, fill_shares, make_scratch, play_game
+from mm_autoparallel.pipeline.placement.paths.ways import (
+    Ways,
+    drop_costly,
+    fill_around,
+    fill_before,
+    fill_costs,
+    pack_ways,
+)
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
-from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers, fill_least
+from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers
 from mm_autoparallel.pipeline.placement.patterns.thinned import nothing_spread
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
@@ -89,23 +98,141 @@ def test_splits_find_the_optimum_and_nothing_below_it(style: str) -> None:
     assert num_found > 20
 
 
-def game(problem: Problem, below_ms: float) -> tuple[float, np.ndarray, np.ndarray, Player, Layers] | None:
+class Packed(NamedTuple):
+    """Layers and the ways through `pattern`, [n], with their groups and stages."""
+
+    layers: Layers
+    ways: Ways
+    pattern: np.ndarray
+    group: np.ndarray
+    stage: np.ndarray
+
+
+def pack(layers: Layers, pattern: np.ndarray | None = None) -> Packed:
+    """Those of all patterns, or of some."""
+    num_groups, num_stages = len(layers.group_begin) - 1, len(layers.slot)
+    group = np.repeat(np.arange(num_groups), np.diff(layers.group_begin))
+    stage = np.repeat(np.arange(num_stages), np.diff(layers.group_offset))[group]
+    pattern = np.arange(len(group)) if pattern is None else pattern
+    kept, ways = pack_ways(layers, group, np.arange(layers.times_ms.shape[1]), pattern)
+    pattern = pattern[kept]
+    return Packed(layers, ways, pattern, group[pattern], stage[pattern])
+
+
+def game(problem: Problem, below_ms: float) -> tuple[float, np.ndarray, np.ndarray, Packed] | None:
     """Bound, mixture and shares of one game on everything below `below_ms`."""
     linked = unpruned(problem, below_ms)
     if linked is None:
         return None
-    layers, full = linked[0], whole_graph(problem)
-    fill_least(layers, problem.num_stages)
-    num_patterns, num_groups = len(layers.times_ms), len(layers.group_begin) - 1
-    group = np.repeat(np.arange(num_groups), np.diff(layers.group_begin))
-    stage = np.repeat(np.arange(problem.num_stages), np.diff(layers.group_offset))[group]
-    player = Player(np.arange(num_patterns), group, stage, np.zeros(num_patterns), np.arange(layers.times_ms.shape[1]))
+    packed, full = pack(linked[0]), whole_graph(problem)
     mixture = np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)
-    share = np.zeros(num_patterns)
+    share, log_weight = np.zeros(len(packed.pattern)), np.zeros(len(packed.pattern))
     bound_ms, _ = play_game(
-        layers, played(full), neighbours(full), player, nothing_spread(problem), 1, 0, 200, np.inf, mixture, share
+        packed.ways,
+        played(full),
+        neighbours(full),
+        log_weight,
+        nothing_spread(problem),
+        1,
+        0,
+        200,
+        np.inf,
+        mixture,
+        share,
     )
-    return bound_ms, mixture, share, player, layers
+    return bound_ms, mixture, share, packed
+
+
+def list_ways(packed: Packed) -> list[list[int]]:
+    """Every way, as places of its patterns among those that are packed, by walking the layers' own edges."""
+    layers = packed.layers
+    found: list[list[int]] = []
+
+    def walk(state: int, so_far: list[int]) -> None:
+        if len(so_far) == len(layers.slot):
+            found.append(so_far)
+            return
+        for edge in np.flatnonzero(layers.edge_from == state):
+            for at in np.flatnonzero(packed.group == layers.edge_group[edge]):
+                walk(int(layers.edge_to[edge]), [*so_far, int(at)])
+
+    walk(0, [])
+    return found
+
+
+def some_packed(seed: int, most_patterns: int) -> Packed | None:
+    """Ways through a random subset of what a small problem's stages can hold."""
+    problem, rng = random_problem(seed, "real"), np.random.default_rng(seed)
+    best_ms, _ = brute_force(problem)
+    linked = unpruned(problem, 1.3 * best_ms) if 0 < best_ms < np.inf else None
+    if linked is None:
+        return None
+    num_patterns = len(linked[0].times_ms)
+    some = rng.choice(num_patterns, min(num_patterns, most_patterns), replace=False)
+    packed = pack(linked[0], np.sort(some))
+    return packed if len(packed.pattern) else None
+
+
+def test_powers_are_near_those_of_the_library() -> None:
+    values = np.concatenate([-np.logspace(-9, np.log10(690.0), 2_000), [0.0]])
+    right, power = np.exp(values), np.empty_like(values)
+    exponentiate(values, values.view(np.int64), power, power.view(np.int64))
+    assert values == pytest.approx(right, rel=1e-5)
+    assert values[-1] == 1.0
+    tiny = np.array([-1e9, -np.inf])
+    exponentiate(tiny, tiny.view(np.int64), np.empty(2), power[:2].view(np.int64))
+    assert np.all(tiny >= 0)
+
+
+def test_shares_and_costs_are_those_of_all_ways_listed() -> None:
+    """Shares of patterns, the cheapest ways, what is dropped: each against a list of all ways."""
+    num_compared, num_dropped = 0, 0
+    for seed in range(60):
+        packed = some_packed(seed, 40)
+        if packed is None:
+            continue
+        rng, ways, n = np.random.default_rng(seed), packed.ways, len(packed.pattern)
+        listed = list_ways(packed)
+        assert sorted({p for way in listed for p in way}) == list(range(n)), seed
+        log_weight = rng.normal(scale=rng.choice([0.5, 30.0, 2_000.0]), size=n)
+        scratch = make_scratch(ways)
+        fill_shares(ways, log_weight, scratch)
+        weight = log_weight[np.array(listed)].sum(axis=1)
+        weight = np.exp(weight - weight.max())
+        right = np.zeros(n)
+        for way, each in zip(listed, weight / weight.sum(), strict=True):
+            right[way] += each
+        assert scratch.share == pytest.approx(right, rel=1e-4, abs=1e-9), seed
+        mixture = rng.exponential(size=int(ways.slot.max()) + 1)
+        cost_ms = np.empty(n)
+        fill_costs(ways, mixture, cost_ms)
+        times_ms, slot = packed.layers.times_ms[packed.pattern], packed.layers.slot[packed.stage]
+        assert cost_ms == pytest.approx((mixture[slot] * times_ms).sum(axis=1), rel=1e-12)
+        total_ms = cost_ms[np.array(listed)].sum(axis=1)
+        through_ms = np.array([min(t for t, way in zip(total_ms, listed, strict=True) if p in way) for p in range(n)])
+        least_ms, around_ms = np.empty(len(ways.group_begin) - 1), np.empty(len(ways.group_begin) - 1)
+        before_ms, after_ms = np.empty(ways.num_states), np.empty(ways.num_states)
+        assert fill_before(ways, cost_ms, least_ms, before_ms) == pytest.approx(total_ms.min(), rel=1e-12)
+        fill_around(ways, least_ms, before_ms, after_ms, around_ms)
+        group = np.repeat(np.arange(len(around_ms)), np.diff(ways.group_begin))
+        assert cost_ms + around_ms[group] == pytest.approx(through_ms, rel=1e-12)
+        # another mixture after it, on what the first has left
+        other, below_ms = rng.exponential(size=len(mixture)), np.quantile(through_ms, 0.7) * (1 + 1e-9)
+        other_ms = (other[slot] * times_ms).sum(axis=1)[np.array(listed)].sum(axis=1)
+        is_left = through_ms < below_ms
+        ways_left = [(o, way) for o, way in zip(other_ms, listed, strict=True) if is_left[way].all()]
+        other_below_ms = float(np.median([o for o, _ in ways_left])) * (1 + 1e-9)
+        right_left = sorted({p for o, way in ways_left if o < other_below_ms for p in way})
+        kept = np.arange(n)
+        num_left = drop_costly(ways, np.array([mixture, other]), np.array([below_ms, other_below_ms]), kept)
+        assert set(right_left) <= set(kept[:num_left].tolist()), seed
+        assert np.all(is_left[kept[:num_left]]), seed
+        again = pack(packed.layers, packed.pattern[kept[:num_left]])
+        assert again.pattern.tolist() == packed.pattern[right_left].tolist(), seed
+        num_compared += 1
+        num_dropped += n - num_left
+    assert num_compared > 20
+    assert num_dropped > 100
 
 
 def test_a_mixture_is_a_mean_of_paths_and_its_bound_true() -> None:
@@ -119,7 +246,7 @@ def test_a_mixture_is_a_mean_of_paths_and_its_bound_true() -> None:
             continue
         found = game(problem, 1.2 * best_ms)
         assert found is not None
-        bound_ms, mixture, share, player, layers = found
+        bound_ms, mixture, share, packed = found
         assert 0 < bound_ms <= best_ms * (1 + 1e-9), seed
         tight.append(bound_ms / best_ms)
         num_virtual = problem.num_virtual_stages
@@ -128,10 +255,11 @@ def test_a_mixture_is_a_mean_of_paths_and_its_bound_true() -> None:
             times_ms = rng.exponential(size=len(mixture)) * (rng.random(len(mixture)) < 0.7)
             times_ms[4 * num_virtual - 2] = 0.0
             assert mixture @ times_ms <= step_bounds(graph, times_ms, num_virtual)[0] * (1 + 1e-12)
-        least_ms = np.empty(len(player.pattern))
-        fill_least_with(layers, player, mixture, least_ms)
-        assert least_ms.min() == pytest.approx(bound_ms, rel=1e-12)
-        of_stage = np.bincount(player.stage, weights=share)
+        ways, cost_ms = packed.ways, np.empty(len(packed.pattern))
+        fill_costs(ways, mixture, cost_ms)
+        least_ms = fill_before(ways, cost_ms, np.empty(len(ways.group_begin) - 1), np.empty(ways.num_states))
+        assert least_ms == pytest.approx(bound_ms, rel=1e-12)
+        of_stage = np.bincount(packed.stage, weights=share)
         assert of_stage == pytest.approx(np.ones(problem.num_stages))
     assert np.median(tight) > 0.95
 

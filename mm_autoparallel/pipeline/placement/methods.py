@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
 from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS
@@ -29,11 +30,13 @@ from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infe
 from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, THINNED, TREE, Run, Work
 from mm_autoparallel.pipeline.placement.segments import Segments
 
+Floats = NDArray[np.float64]
+
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough. Each begins
-#: anew and takes longer than the one before, so there are few.
-BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
-#: Those without light blocks: what is left out of patterns lets levels be closer.
-THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+#: anew, with the mixtures of those before, and takes longer.
+BOUND_FRACTIONS = (0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.994, 0.997, 0.9985, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+#: Those without light blocks: what is left out of patterns lets lower levels be closer.
+THINNED_FRACTIONS = (0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.994, 0.997, 0.9985, 1.0)
 #: Of one chunk, the most stages whose paths are mixed before CP-SAT cuts. Measured: 16 stages take half as long as by
 #: cuts alone, and 64 no less.
 MOST_MIXED_STAGES = 32
@@ -233,7 +236,9 @@ def _mix(run: Run, work: Work) -> None:
             if tree.layers is None:
                 run.raise_bound(tree.lower_bound_ms, "tree")
                 continue
-            splits = BranchAndBound(run.segments.problem, tree.layers, tree.patterns, run.full, level_ms)
+            splits = BranchAndBound(
+                run.segments.problem, tree.layers, tree.patterns, run.full, level_ms, mixtures=run.mixture_count
+            )
         splits.target_ms = min(splits.target_ms, level_ms)
         before, some = splits.num_tasks, min(num_tasks, SPLIT_TASKS)
         dive, run.dive = run.dive, None
@@ -241,9 +246,10 @@ def _mix(run: Run, work: Work) -> None:
             dive_ms = run.upper_ms - DIVE_GAP_FRACTION * (run.upper_ms - run.lower_ms)
             is_worthwhile = level_ms < dive_ms < run.upper_ms * (1.0 - LEAST_DIVE_FRACTION)
             dives = run.dives and run.round_number > 0 and is_worthwhile
-            other = threads.submit(_dive, run, dive, dive_ms, some) if dives else None
+            other = threads.submit(_dive, run, dive, dive_ms, some, run.mixture_count) if dives else None
             splits.advance(some, run.should_stop)
             dive = other.result() if other is not None else None
+        run.mixture_count = splits.mixtures
         num_tasks -= splits.num_tasks - before
         for each in filter(None, (splits, dive)):
             if each.best is not None and each.best_ms < run.upper_ms:
@@ -266,10 +272,13 @@ def _mix_thinned(run: Run, work: Work) -> None:
             if linked is None:
                 run.raise_bound(level_ms, "mixtures")
                 continue
-            splits = BranchAndBound(segments.problem, *linked, run.full, level_ms, spread=spread)
+            splits = BranchAndBound(
+                segments.problem, *linked, run.full, level_ms, spread=spread, mixtures=run.mixture_count
+            )
         splits.target_ms = min(splits.target_ms, level_ms)
         before = splits.num_tasks
         splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
+        run.mixture_count = splits.mixtures
         num_tasks -= splits.num_tasks - before
         run.thinned = None if splits.exhausted else splits
         if splits.exhausted:
@@ -283,8 +292,11 @@ def _look_first(run: Run, work: Work) -> None:
     _mix_thinned(run, work._replace(split_tasks=FIRST_TASKS))
 
 
-def _dive(run: Run, dive: BranchAndBound | None, target_ms: float, num_tasks: int) -> BranchAndBound | None:
-    """The search beside the mixtures, or a new one, after so many tasks more; None where stages could hold too much."""
+def _dive(
+    run: Run, dive: BranchAndBound | None, target_ms: float, num_tasks: int, mixtures: Floats | None
+) -> BranchAndBound | None:
+    """The search beside the mixtures, or a new one that begins with some, after so many tasks more; None where stages
+    could hold too much."""
     if dive is None:
         try:
             tree = _plant(run, run.segments, target_ms, 0.0)
@@ -293,7 +305,9 @@ def _dive(run: Run, dive: BranchAndBound | None, target_ms: float, num_tasks: in
         if tree is None or tree.layers is None:
             run.dives = False
             return None
-        dive = BranchAndBound(run.segments.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True)
+        dive = BranchAndBound(
+            run.segments.problem, tree.layers, tree.patterns, run.full, target_ms, heavy_first=True, mixtures=mixtures
+        )
     dive.target_ms = min(dive.target_ms, target_ms)
     dive.advance(num_tasks, run.should_stop)
     return dive

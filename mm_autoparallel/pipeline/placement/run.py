@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
@@ -32,6 +33,8 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 
 if TYPE_CHECKING:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+
+Floats = NDArray[np.float64]
 
 #: Methods that list patterns.
 TREE, MIXTURES, THINNED = "pattern tree", "path mixtures", "thinned mixtures"
@@ -85,7 +88,7 @@ class Run:
     mixed: of layouts, what each stage may hold in a step below mixed_ms.
     tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
     too many patterns. splits, thinned, fractions, cuts: what the other proofs go on from; dive: what looks for better
-    placements beside splits, where it can (dives).
+    placements beside splits, where it can (dives). mixture_count: [m, 4K - 1 + P] the latest mixtures that they found.
     """
 
     segments: Segments
@@ -114,6 +117,7 @@ class Run:
     dive: BranchAndBound | None = None
     dives: bool = True
     thinned: BranchAndBound | None = None
+    mixture_count: Floats | None = None
     fractions: FractionalTree | None = None
     cuts: list[Cut] = field(default_factory=list)
     num_cuts: int = 0

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, least_spread, play_game
+from mm_autoparallel.pipeline.placement.paths.mixtures import least_spread, play_game
+from mm_autoparallel.pipeline.placement.paths.ways import Ways, drop_costly, pack_ways
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
 from mm_autoparallel.pipeline.placement.patterns.state_graph import NO_RUN, Layers
 from mm_autoparallel.pipeline.placement.patterns.thinned import Spread, nothing_spread
@@ -33,12 +34,15 @@ Ints = NDArray[np.int64]
 NUM_ROUNDS, NUM_GAMES = 150, 6
 #: A game is repeated where the one before dropped this share of the patterns (assumed).
 WORTHWHILE_FRACTION = 0.1
-#: Latest mixtures that are tried on a new part before a game is played for it (8, 30 and 100 tried, as above: on 16
-#: stages 30 need about half as many rounds of games as 8, on 8 stages 100 less than half as many as 30).
-NUM_REMEMBERED = 100
+#: Latest mixtures that are tried on a new part before a game is played for it, those of lower targets among them. 300
+#: and 1,000 tried on three open and two drawn interleaved problems, of 6 to 16 stages: with 1,000 all five took less
+#: time to the highest target that both reached, down to half of it. A try costs a hundredth of a game or less.
+NUM_REMEMBERED = 1_000
 #: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds
 #: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
+#: Sums over times of patterns that take as long as a simulated task: a processor makes several at once.
+SUMS_A_TASK = 8
 #: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4, 8 and 16 tried, as
 #: above: 16 stages need three times as many parts with 2 as with 4, and over a third fewer with 8; split by layers in
 #: place of load, one of the problems needs thirty times as many parts).
@@ -58,7 +62,7 @@ class BranchAndBound:
 
     exhausted: every part is refuted, or was looked at as far as that goes. best_ms, best: the fastest placement that
     came up below the target, as patterns with their index in each stage. num_tasks: simulated tasks, and sums over
-    patterns counted as such.
+    patterns counted as such. mixtures: [m, 4K - 1 + P] those remembered, the latest first.
     """
 
     def __init__(
@@ -70,10 +74,11 @@ class BranchAndBound:
         target_ms: float,
         heavy_first: bool = False,
         spread: Spread | None = None,
+        mixtures: Floats | None = None,
     ) -> None:
         """layers, patterns: at least what a step below target_ms can use. full: the graph of the whole step.
         heavy_first: of two parts that with the longer times is looked at first, where placements come up sooner.
-        spread: light blocks that the patterns are without."""
+        spread: light blocks that the patterns are without. mixtures: found before, by others of the same graph."""
         self.target_ms, self._heavy_first = target_ms, heavy_first
         self.best_ms = np.inf
         self.best: list[tuple[StagePatterns, int]] | None = None
@@ -89,7 +94,7 @@ class BranchAndBound:
         self._column = np.flatnonzero(layers.times_ms.any(axis=0))
         times_ms = layers.times_ms[:, : 2 * problem.num_chunks]  # forward and backward of each chunk
         self._features = np.concatenate([times_ms.sum(axis=1, keepdims=True), times_ms], axis=1)
-        self._mixtures: list[Floats] = [np.zeros(layers.least_before.shape[1])]
+        self.mixtures = np.empty((0, layers.least_before.shape[1])) if mixtures is None else mixtures
         num_patterns = len(layers.times_ms)
         self._parts = [_Part(np.arange(num_patterns), np.zeros(num_patterns), 0)]
 
@@ -106,21 +111,23 @@ class BranchAndBound:
         """Refute or split parts for about num_tasks more tasks."""
         stop_at = self.num_tasks + num_tasks
         while self._parts and self.num_tasks < stop_at and not should_stop():
-            part = self._parts.pop()
-            for mixture in (self._mixtures[0], *self._mixtures[:0:-1]):  # nothing, which drops what leads nowhere
-                part = self._drop(part, mixture)
-            self._parts += self._refute(part)
+            self._parts += self._refute(*self._drop(self._parts.pop(), self.mixtures))
 
-    def _player(self, part: _Part) -> Player:
-        return Player(part.pattern, self._group[part.pattern], self._stage[part.pattern], part.log_weight, self._column)
-
-    def _drop(self, part: _Part, mixture: Floats) -> _Part:
-        """Drop the patterns on which the mixture reaches the target, whatever stands beside them."""
-        total_ms = np.empty(len(part.pattern))
-        fill_least_with(self._layers, self._player(part), mixture, total_ms)
-        self.num_tasks += len(part.pattern) * len(self._column) + len(self._layers.edge_from)
-        kept = total_ms < self.target_ms - least_spread(self._spread, self._num_open(part), mixture)
-        return _Part(part.pattern[kept], part.log_weight[kept], part.num_rounds)
+    def _drop(self, part: _Part, mixtures: Floats) -> tuple[_Part, Ways]:
+        """Drop the patterns on which one of the mixtures reaches the target, whatever stands beside them; the ways that
+        are left."""
+        kept, ways = pack_ways(self._layers, self._group, self._column, part.pattern)
+        if len(kept) and len(mixtures):
+            below_ms = np.full(len(mixtures), self.target_ms)
+            if len(self._spread.forward_ms):
+                num_open = self._num_open(part)
+                below_ms -= [least_spread(self._spread, num_open, mixture) for mixture in mixtures]
+            num_sums = len(kept) * len(self._column) + 2 * len(ways.edge_from)
+            self.num_tasks += len(mixtures) * num_sums // SUMS_A_TASK
+            kept = kept[: drop_costly(ways, mixtures, below_ms, kept)]
+            again, ways = pack_ways(self._layers, self._group, self._column, part.pattern[kept])
+            kept = kept[again]
+        return _Part(part.pattern[kept], part.log_weight[kept], part.num_rounds), ways
 
     def _num_open(self, part: _Part) -> int:
         """Virtual stages that may hold light blocks: up to the first that holds something else in all of the part."""
@@ -128,32 +135,33 @@ class BranchAndBound:
         np.logical_or.at(may_be_empty.T, self._stage[part.pattern], self._is_empty[part.pattern])
         return min(int(np.argmin(np.append(may_be_empty.ravel(), False))) + 1, may_be_empty.size)
 
-    def _refute(self, part: _Part) -> list[_Part]:
+    def _refute(self, part: _Part, ways: Ways) -> list[_Part]:
         """What is left to refute of a part: nothing, or the two that it is split into."""
-        shares, mixture = np.zeros(len(self._group)), np.zeros_like(self._mixtures[0])
+        has_light = bool(len(self._spread.forward_ms))
+        shares, mixture = np.zeros(len(self._group)), np.zeros(self.mixtures.shape[1])
         for _ in range(NUM_GAMES):
             num_before = len(part.pattern)
             is_single = num_before <= self._num_stages
-            if num_before == 0 or (is_single and not len(self._spread.forward_ms)):
+            if num_before == 0 or (is_single and not has_light):
                 self._play(part.pattern)
                 return []
             mixture, share = np.zeros_like(mixture), np.empty(num_before)
             bound_ms, num_rounds = play_game(
-                self._layers,
+                ways,
                 self._graph,
                 self._neighbours,
-                self._player(part),
+                part.log_weight,
                 self._spread,
-                self._num_open(part),
+                self._num_open(part) if has_light else 1,
                 part.num_rounds,
                 NUM_ROUNDS,
                 self.target_ms,
                 mixture,
                 share,
             )
-            sums = 2 * num_before * len(self._column) + 2 * len(self._layers.edge_from)
-            self.num_tasks += num_rounds * (len(self._graph.stage) + sums)
-            self._mixtures = [*self._mixtures[:1], *self._mixtures[1:][1 - NUM_REMEMBERED :], mixture]
+            num_sums = 2 * (num_before * len(self._column) + len(ways.edge_from))
+            self.num_tasks += num_rounds * (len(self._graph.stage) + num_sums // SUMS_A_TASK)
+            self.mixtures = np.concatenate([mixture[None], self.mixtures[: NUM_REMEMBERED - 1]])
             if bound_ms >= self.target_ms:
                 return []
             if is_single:
@@ -161,10 +169,10 @@ class BranchAndBound:
                 return []
             learnt = min(int(INHERITED_FRACTION * (part.num_rounds + num_rounds)), MOST_INHERITED)
             shares[part.pattern] = share
-            part = self._drop(part._replace(num_rounds=learnt), mixture)
+            part, ways = self._drop(part._replace(num_rounds=learnt), self.mixtures[:1])
             if len(part.pattern) > (1.0 - WORTHWHILE_FRACTION) * num_before:
                 break
-        return self._split(part, shares[part.pattern], mixture)
+        return self._split(part, shares[part.pattern], mixture) if len(part.pattern) else []
 
     def _split(self, part: _Part, share: Floats, mixture: Floats) -> list[_Part]:
         """Two parts, by that time of that stage whose spread costs most on the mixture, between values round its mean.

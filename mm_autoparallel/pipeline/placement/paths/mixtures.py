@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers
+from mm_autoparallel.pipeline.placement.paths.ways import Ways, dot, fill_before, fill_costs, largest, sum_of
 from mm_autoparallel.pipeline.placement.patterns.thinned import Spread
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph
 from mm_autoparallel.pipeline.simulate import engine
@@ -35,123 +35,130 @@ LEARNING_FACTOR = 5.0
 SPREAD_FACTOR = 1.0
 #: Rounds between two looks at the bound.
 ROUNDS_BETWEEN_BOUNDS = 20
-#: Logarithm of a weight that is nothing beside 1.
-NOTHING = -40.0
+#: Logarithm of the least weight beside 1: a normal number.
+LEAST_LOG = -700.0
+LOG2_OF_E, LOG_OF_2 = 1.4426950408889634, 0.6931471805599453
+#: 1.5 · 2**52: a number of moderate size that is added to it is rounded to a whole one, in the lowest bits of the sum.
+ROUNDING = 6755399441055744.0
+#: Where a double's exponent begins.
+EXPONENT_AT = 52
 
 
-class Player(NamedTuple):
-    """A subset of a layered graph's patterns and how much they weigh. With n patterns:
+class Scratch(NamedTuple):
+    """What a round of a game overwrites, of n patterns, G groups, E edges and S states.
 
-    pattern, group, stage: [n] index in the layers, its group and stage. log_weight: [n], updated by the game.
-    column: which of the patterns' times are not all zero.
+    share, power: [n] and share_bits, power_bits the same memory as whole numbers; edge, edge_power: [E], likewise.
+    sums, flow: [G]. before, after: [S].
     """
 
-    pattern: Ints
-    group: Ints
-    stage: Ints
-    log_weight: Floats
-    column: Ints
+    share: Floats
+    share_bits: Ints
+    power: Floats
+    power_bits: Ints
+    edge: Floats
+    edge_bits: Ints
+    edge_power: Floats
+    edge_power_bits: Ints
+    sums: Floats
+    flow: Floats
+    before: Floats
+    after: Floats
 
 
 @kernel
-def fill_costs(layers: Layers, player: Player, mixture: Floats, cost_ms: Floats, least_ms: Floats) -> None:
-    """What a mixture [4K - 1 + P] makes each pattern cost, [n], and the least of each group, [groups]."""
-    for g in range(least_ms.shape[0]):
-        least_ms[g] = np.inf
-    for a in range(player.pattern.shape[0]):
-        p, s, g = player.pattern[a], player.stage[a], player.group[a]
-        cost = 0.0
-        for i in player.column:
-            cost += mixture[layers.slot[s, i]] * layers.times_ms[p, i]
-        cost_ms[a] = cost
-        least_ms[g] = min(least_ms[g], cost)
+def make_scratch(ways: Ways) -> Scratch:
+    """Room for one game."""
+    n, num_groups, num_edges = ways.times_ms.shape[1], ways.group_begin.shape[0] - 1, ways.edge_from.shape[0]
+    share, power, edge, edge_power = np.empty(n), np.empty(n), np.empty(num_edges), np.empty(num_edges)
+    return Scratch(
+        share,
+        share.view(np.int64),
+        power,
+        power.view(np.int64),
+        edge,
+        edge.view(np.int64),
+        edge_power,
+        edge_power.view(np.int64),
+        np.empty(num_groups),
+        np.empty(num_groups),
+        np.empty(ways.num_states),
+        np.empty(ways.num_states),
+    )
 
 
 @kernel
-def fill_ways(layers: Layers, least_ms: Floats, before_ms: Floats, after_ms: Floats) -> float:
-    """Cheapest way from nothing to each state and from it to the whole chain, [states]; returns the cheapest of all."""
-    num_states = before_ms.shape[0]
-    for i in range(num_states):
-        before_ms[i] = np.inf
-        after_ms[i] = np.inf
-    before_ms[0] = 0.0
-    for e in range(layers.edge_from.shape[0]):  # stage by stage
-        cost = before_ms[layers.edge_from[e]] + least_ms[layers.edge_group[e]]
-        before_ms[layers.edge_to[e]] = min(before_ms[layers.edge_to[e]], cost)
-    after_ms[num_states - 1] = 0.0
-    for e in range(layers.edge_from.shape[0] - 1, -1, -1):
-        cost = after_ms[layers.edge_to[e]] + least_ms[layers.edge_group[e]]
-        after_ms[layers.edge_from[e]] = min(after_ms[layers.edge_from[e]], cost)
-    return float(before_ms[num_states - 1])
+def exponentiate(values: Floats, value_bits: Ints, power: Floats, power_bits: Ints) -> None:
+    """Put exp(v), to some millionths, in place of values v of at most 0; of less than LEAST_LOG as of that.
+
+    value_bits, power_bits: the same memory as values and power [n]. Without calls and branches, so that a processor
+    works on several at once: 2 to the whole part of v / log 2 goes into the exponent, the rest into a polynomial.
+    """
+    for i in range(values.shape[0]):
+        binary = max(values[i], LEAST_LOG) * LOG2_OF_E
+        rounded = binary + ROUNDING
+        power[i] = rounded
+        x = (binary - (rounded - ROUNDING)) * LOG_OF_2
+        values[i] = 1.0 + x * (1.0 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120)))))
+    for i in range(values.shape[0]):
+        value_bits[i] += power_bits[i] << EXPONENT_AT
 
 
 @kernel
-def fill_least_with(layers: Layers, player: Player, mixture: Floats, total_ms: Floats) -> None:
-    """The least cost of a way through each pattern, [n]; infinite where no way goes through it."""
-    num_states, num_groups = layers.least_before.shape[0], layers.group_begin.shape[0] - 1
-    least_ms, around_ms = np.empty(num_groups), np.full(num_groups, np.inf)
-    before_ms, after_ms = np.empty(num_states), np.empty(num_states)
-    fill_costs(layers, player, mixture, total_ms, least_ms)
-    fill_ways(layers, least_ms, before_ms, after_ms)
-    for e in range(layers.edge_from.shape[0]):
-        g = layers.edge_group[e]
-        around_ms[g] = min(around_ms[g], before_ms[layers.edge_from[e]] + after_ms[layers.edge_to[e]])
-    for a in range(total_ms.shape[0]):
-        total_ms[a] += around_ms[player.group[a]]
-
-
-@kernel
-def fill_shares(layers: Layers, player: Player, share: Floats, scratch: tuple[Floats, Floats, Floats]) -> None:
+def fill_shares(ways: Ways, log_weight: Floats, scratch: Scratch) -> None:
     """The share of each pattern, [n], where a way's share is proportional to the product of its patterns' weights.
 
-    scratch: [groups], [groups], [states].
+    Weights of ways lie too far apart for numbers. So an edge's is taken by the heaviest way to where it leads to: 1 on
+    the heaviest ways, less on others, and products along a way are what they would be, but for one factor of them all.
     """
-    log_group, flow, log_before = scratch
-    num_groups, num_states, num_edges = log_group.shape[0], log_before.shape[0], layers.edge_from.shape[0]
+    share, edge, sums, flow = scratch.share, scratch.edge, scratch.sums, scratch.flow
+    before, after = scratch.before, scratch.after
+    num_groups, num_edges = sums.shape[0], edge.shape[0]
     for g in range(num_groups):
-        log_group[g] = -np.inf
-        flow[g] = 0.0
-    for a in range(player.pattern.shape[0]):
-        log_group[player.group[a]] = max(log_group[player.group[a]], player.log_weight[a])
-    for a in range(player.pattern.shape[0]):
-        g = player.group[a]
-        share[a] = np.exp(player.log_weight[a] - log_group[g])
-        flow[g] += share[a]
-    for a in range(player.pattern.shape[0]):
-        share[a] /= flow[player.group[a]]
+        begin, end = ways.group_begin[g], ways.group_begin[g + 1]
+        own, out = log_weight[begin:end], share[begin:end]
+        flow[g] = largest(own)
+        for a in range(out.shape[0]):
+            out[a] = own[a] - flow[g]
+    exponentiate(share, scratch.share_bits, scratch.power, scratch.power_bits)
     for g in range(num_groups):
-        if flow[g] > 0.0:
-            log_group[g] += np.log(flow[g])
+        sums[g] = sum_of(share[ways.group_begin[g] : ways.group_begin[g + 1]])
+    for i in range(ways.num_states):
+        before[i] = -np.inf
+    before[0] = 0.0
+    for e in range(num_edges):
+        edge[e] = before[ways.edge_from[e]] + flow[ways.edge_group[e]]
+        before[ways.edge_to[e]] = max(before[ways.edge_to[e]], edge[e])
+    for e in range(num_edges):
+        edge[e] -= before[ways.edge_to[e]]
+    exponentiate(edge, scratch.edge_bits, scratch.edge_power, scratch.edge_power_bits)
+    for i in range(ways.num_states):
+        before[i] = 0.0
+        after[i] = 0.0
+    before[0] = 1.0
+    for e in range(num_edges):
+        edge[e] *= sums[ways.edge_group[e]]
+        before[ways.edge_to[e]] += before[ways.edge_from[e]] * edge[e]
+    for g in range(num_groups):
         flow[g] = 0.0
-    for i in range(num_states):
-        log_before[i] = -np.inf
-    log_before[0] = 0.0
-    begin = 0
-    while begin < num_edges:  # edges are sorted by the state they lead to
-        target, end, most = layers.edge_to[begin], begin, -np.inf
-        while end < num_edges and layers.edge_to[end] == target:
-            most = max(most, log_before[layers.edge_from[end]] + log_group[layers.edge_group[end]])
-            end += 1
-        if most > -np.inf:
-            total = 0.0
-            for e in range(begin, end):
-                log = log_before[layers.edge_from[e]] + log_group[layers.edge_group[e]] - most
-                if log > NOTHING:
-                    total += np.exp(log)
-            log_before[target] = most + np.log(total)
-        begin = end
-    visits = np.zeros(num_states)
-    visits[num_states - 1] = 1.0
+    after[ways.num_states - 1] = 1.0 / before[ways.num_states - 1]
     for e in range(num_edges - 1, -1, -1):
-        source, target, g = layers.edge_from[e], layers.edge_to[e], layers.edge_group[e]
-        if visits[target] > 0.0:
-            log = log_before[source] + log_group[g] - log_before[target]
-            if log > NOTHING:
-                through = visits[target] * np.exp(log)
-                visits[source] += through
-                flow[g] += through
-    for a in range(player.pattern.shape[0]):
-        share[a] *= flow[player.group[a]]
+        through = after[ways.edge_to[e]] * edge[e]
+        after[ways.edge_from[e]] += through
+        flow[ways.edge_group[e]] += through * before[ways.edge_from[e]]
+    for g in range(num_groups):
+        part = share[ways.group_begin[g] : ways.group_begin[g + 1]]
+        factor = flow[g] / sums[g]
+        for a in range(part.shape[0]):
+            part[a] *= factor
+
+
+@kernel
+def add_mean_times(ways: Ways, share: Floats, times_ms: Floats) -> None:
+    """Add what patterns of these shares take to the times of their stages."""
+    for s in range(ways.slot.shape[0]):
+        begin, end = ways.stage_begin[s], ways.stage_begin[s + 1]
+        for c in range(ways.slot.shape[1]):
+            times_ms[ways.slot[s, c]] += dot(share[begin:end], ways.times_ms[c, begin:end])
 
 
 @kernel
@@ -169,10 +176,10 @@ def least_spread(spread: Spread, num_open: int, mixture: Floats) -> float:
 
 @kernel
 def play_game(
-    layers: Layers,
+    ways: Ways,
     graph: PlayedGraph,
     neighbours: tuple[IntArray, IntArray],
-    player: Player,
+    log_weight: Floats,
     spread: Spread,
     num_open: int,
     first_round: int,
@@ -183,19 +190,16 @@ def play_game(
 ) -> tuple[float, int]:
     """Play up to num_rounds rounds; the best bound in ms and the number of rounds played.
 
-    graph: of the whole step. Some way must lead through the player's patterns. spread: light kinds, on the first
-    num_open virtual stages. first_round: rounds that the weights have learnt from before. It ends once the bound
-    reaches target_ms, or cannot. Writes best_mixture (as TimesLayout has it) and mean_share [n], the patterns' shares
-    over all rounds.
+    graph: of the whole step. log_weight: [n] of the patterns, updated. spread: light kinds, on the first num_open
+    virtual stages. first_round: rounds that the weights have learnt from before. It ends once the bound reaches
+    target_ms, or cannot. Writes best_mixture (as TimesLayout has it) and mean_share [n], the patterns' shares over all
+    rounds.
     """
-    num_stages, num_virtual = graph.free_ms.shape[0], layers.slot.max() + 1  # the last slot: the tail of the last stage
-    num_virtual = (num_virtual - num_stages + 1) // 4
+    num_stages, num_times, n = graph.free_ms.shape[0], best_mixture.shape[0], log_weight.shape[0]
+    num_virtual = (num_times - num_stages + 1) // 4
     at = times_layout(num_virtual, num_stages)
-    num_times, n = at.num_times, player.pattern.shape[0]
-    num_states, num_groups = layers.least_before.shape[0], layers.group_begin.shape[0] - 1
-    scratch = (np.empty(num_groups), np.empty(num_groups), np.empty(num_states))
-    before_ms, after_ms, least_ms = np.empty(num_states), np.empty(num_states), np.empty(num_groups)
-    share, cost_ms = np.empty(n), np.empty(n)
+    scratch = make_scratch(ways)
+    share, cost_ms = scratch.share, scratch.power
     times_ms, path, total = np.empty(num_times), np.zeros(num_times), np.zeros(num_times)
     hops_ms, hop_counts = np.zeros(2 * num_virtual - 1), np.zeros(2 * num_virtual - 1, dtype=np.int64)
     counts = np.zeros(2 * num_virtual, dtype=np.int64)
@@ -208,12 +212,11 @@ def play_game(
     weight, best_ms, reachable_ms = 0.0, 0.0, np.inf
     for played in range(1, num_rounds + 1):
         number = first_round + played
-        fill_shares(layers, player, share, scratch)
+        fill_shares(ways, log_weight, scratch)
         times_ms[:] = 0.0
+        add_mean_times(ways, share, times_ms)
         for a in range(n):
             mean_share[a] += number * share[a]
-            for i in player.column:
-                times_ms[layers.slot[player.stage[a], i]] += share[a] * layers.times_ms[player.pattern[a], i]
         for e in range(num_light):
             most, parts = log_spread[e].max(), 0.0
             for k in range(num_open):
@@ -260,10 +263,10 @@ def play_game(
         for i in range(num_times):  # later answers count more: they answer better distributions
             total[i] += number * path[i]
         weight += number
-        fill_costs(layers, player, path, cost_ms, least_ms)
+        fill_costs(ways, path, cost_ms)
         rate = LEARNING_FACTOR * num_stages / (max(step_ms, 1e-300) * np.sqrt(number))
         for a in range(n):
-            player.log_weight[a] -= rate * cost_ms[a]
+            log_weight[a] -= rate * cost_ms[a]
         for e in range(num_light):
             for k in range(num_open):
                 cost = path[k] * spread.forward_ms[e, k] + path[num_virtual + k] * spread.backward_ms[e, k]
@@ -271,8 +274,8 @@ def play_game(
         if played % ROUNDS_BETWEEN_BOUNDS == 0 or played == num_rounds:
             for i in range(num_times):
                 path[i] = total[i] / weight
-            fill_costs(layers, player, path, cost_ms, least_ms)
-            bound_ms = fill_ways(layers, least_ms, before_ms, after_ms) + least_spread(spread, num_open, path)
+            fill_costs(ways, path, cost_ms)
+            bound_ms = fill_before(ways, cost_ms, scratch.sums, scratch.before) + least_spread(spread, num_open, path)
             if bound_ms > best_ms:
                 best_ms = bound_ms
                 for i in range(num_times):  # a loop: numba takes seconds to compile assignments of whole arrays
