@@ -162,7 +162,7 @@ def forked_ranks() -> Iterator[ForkedRanks]:
 def run_cli(tmp_path: Path, forked_cli: ForkedCli) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `mm-autoparallel ARGUMENTS` as a user does, in a process of its own, in an empty folder."""
 
-    def run(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | Path, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
         return forked_cli.run([*map(str, arguments)], tmp_path, timeout_s)
 
     return run
