@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_autoparallel.measurements.text_models import QWEN2_BIAS, QWEN3_HEADS, experts, latent, llama_model
+from mm_autoparallel.measurements.text_models import (
+    QWEN2_BIAS,
+    QWEN3_HEADS,
+    TEXT_MODELS,
+    experts,
+    latent,
+    llama_model,
+)
 
 
 def _tower(num_layers: int, hidden_size: int, ffn_size: int, num_heads: int, **more: Any) -> dict[str, Any]:
@@ -29,6 +36,11 @@ def _joined(tower_size: int, text_size: int, **more: Any) -> dict[str, Any]:
 def _beside(text: dict[str, Any], **encoder: Any) -> dict[str, Any]:
     """A job's `model` of a text model with a vision encoder."""
     return {"encoders": [{"name": "vision", **encoder}], **text}
+
+
+def _text(name: str) -> dict[str, Any]:
+    """That of a model that is known by its own name."""
+    return TEXT_MODELS[name][0]
 
 
 def _tied(text: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +86,14 @@ def _omni(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kimi(text: dict[str, Any]) -> dict[str, Any]:
-    text["text"]["layers"]["experts"]["fp32_router"] = True
+    layers = text["text"]["layers"]
+    layers = layers | {"experts": layers["experts"] | {"fp32_router": True}}
     return _beside(
-        text,
+        {"text": text["text"] | {"layers": layers}},
         stem=_patches(588, bias=True, num_positions=4096),
         layers=_tower(27, 1152, 4304, 16, tanh_gelu=True, packed=True),
         final_norm="layer",
-        projector=_joined(1152, text["text"]["layers"]["hidden_size"], replicated=True),
+        projector=_joined(1152, layers["hidden_size"], replicated=True),
     )
 
 
@@ -110,16 +123,16 @@ _INTERN_300M = _tower(24, 1024, 4096, 16)
 _INTERN_6B = _tower(45, 3200, 12800, 25, norm="rms", qkv_bias=False, qk_norm="hidden")
 
 _QWEN2_2B = _tied(llama_model(28, 1536, 8960, 12, 2, 151936, **QWEN2_BIAS))
-_QWEN2_7B = llama_model(28, 3584, 18944, 28, 4, 152064, **QWEN2_BIAS)
-_QWEN2_72B = llama_model(80, 8192, 29568, 64, 8, 152064, **QWEN2_BIAS)
+_QWEN2_7B = _text("qwen2-7b")
+_QWEN2_72B = _text("qwen2-72b")
 _QWEN25_3B = _tied(llama_model(36, 2048, 11008, 16, 2, 151936, **QWEN2_BIAS))
 _QWEN25_32B = llama_model(64, 5120, 27648, 40, 8, 152064, **QWEN2_BIAS)
 _QWEN3_2B = _tied(llama_model(28, 2048, 6144, 16, 8, 151936, **QWEN3_HEADS))
 _QWEN3_4B = _tied(llama_model(36, 2560, 9728, 32, 8, 151936, **QWEN3_HEADS))
-_QWEN3_8B = llama_model(36, 4096, 12288, 32, 8, 151936, **QWEN3_HEADS)
-_QWEN3_32B = llama_model(64, 5120, 25600, 64, 8, 151936, **QWEN3_HEADS)
-_QWEN3_30B = llama_model(48, 2048, 6144, 32, 4, 151936, experts=experts(128, 8, 768), **QWEN3_HEADS)
-_QWEN3_235B = llama_model(94, 4096, 12288, 64, 4, 151936, experts=experts(128, 8, 1536), **QWEN3_HEADS)
+_QWEN3_8B = _text("qwen3-8b")
+_QWEN3_32B = _text("qwen3-32b")
+_QWEN3_30B = _text("qwen3-30b-a3b")
+_QWEN3_235B = _text("qwen3-235b-a22b")
 _INTERN3_8B = llama_model(28, 3584, 18944, 28, 4, 151674, **QWEN2_BIAS)
 _INTERN3_14B = llama_model(48, 5120, 13824, 40, 8, 151674, **QWEN2_BIAS)
 _INTERN3_38B = llama_model(64, 5120, 27648, 40, 8, 151674, **QWEN2_BIAS)
@@ -167,14 +180,8 @@ VISION_MODELS: dict[str, tuple[dict[str, Any], str]] = {
         "config.json of mistral-community/pixtral-12b",
     ),
     "qwen2.5-omni-7b": (_omni(_QWEN2_7B), "config.json of Qwen/Qwen2.5-Omni-7B, without its talker"),
-    "kimi-vl-a3b": (
-        _kimi(llama_model(27, 2048, 11264, 16, 0, 163840, latent=latent(0), experts=experts(64, 6, 1408, 1, 2 * 1408))),
-        "config.json of moonshotai/Kimi-VL-A3B-Instruct",
-    ),
-    "kimi-k2.5": (
-        _kimi(llama_model(61, 7168, 18432, 64, 0, 163840, latent=latent(1536), experts=experts(384, 8, 2048, 1, 2048))),
-        "config.json of moonshotai/Kimi-K2.5",
-    ),
+    "kimi-vl-a3b": (_kimi(_text("moonlight-16b")), "config.json of moonshotai/Kimi-VL-A3B-Instruct"),
+    "kimi-k2.5": (_kimi(_text("kimi-k2")), "config.json of moonshotai/Kimi-K2.5"),
     "deepseek-vl2": (
         _beside(
             llama_model(

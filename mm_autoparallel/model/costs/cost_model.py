@@ -148,8 +148,8 @@ class CostModel:
         blocks, (found, bare) = self.chain.blocks, self._look_up(strategy, scales)
         shares = [self.share_of(block, self.strategy_of(block, strategy)) for block in blocks]
         factors = [scales.factor(block.kind) for block in blocks]
-        num_stages = strategy.pp * strategy.vpp if strategy.vpp > 1 else 0
-        return chunk_launches_ms(blocks, bare, found, self.calibration.figures, shares, factors, num_stages)
+        num_virtual_stages = strategy.pp * strategy.vpp
+        return chunk_launches_ms(blocks, bare, found, self.calibration.figures, shares, factors, num_virtual_stages)
 
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""

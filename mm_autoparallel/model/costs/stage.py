@@ -194,7 +194,7 @@ def _assemble(priced: _Priced) -> Problem:
     waits = waits_ms(known.chain, priced.output_bytes, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
     if any(waits):
         p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
-    launches = known.chunk_launches_ms(strategy, priced.scales)
+    launches = known.chunk_launches_ms(strategy, priced.scales) if strategy.vpp > 1 else [(0.0, 0.0)] * len(waits)
     pauses = [(wait + more[0], wait + more[1]) for wait, more in zip(waits, launches, strict=True)]
     chain = _list_chain_blocks(priced, pauses)
     context_bytes = float(known.cluster.device.context_bytes)

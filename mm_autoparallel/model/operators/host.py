@@ -135,11 +135,8 @@ def chunk_launches_ms(
     chunks a stage; layers share them evenly. 0 where the device keeps its host waiting, where layers were measured, and
     where a stack says which graphs it has.
 
-    bare: costs without launches. factors: on what the host takes for each, as in `found`. num_virtual_stages: 0 where
-    stages have one chunk.
+    bare: costs without launches. factors: on what the host takes for each, as in `found`.
     """
-    if not num_virtual_stages:
-        return [(0.0, 0.0)] * len(blocks)
     num_layers = sum(block.count for block in blocks if block.role == "layer")
     more_ms = []
     for block, own, cost, share, factor in zip(blocks, bare, found, shares, factors, strict=True):
