@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    from mm_autoparallel.garbage import collection_is_rare
     from mm_autoparallel.streams import hold_descriptors, telling
 
     hold_descriptors()
-    with telling():
+    with telling(), collection_is_rare():
         return _run_verb(argv)
 
 

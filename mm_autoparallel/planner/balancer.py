@@ -6,10 +6,8 @@ numbers alone. Re-packing leaves the gradient as it is where the loss is the mea
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.garbage import collection_waits
 from mm_autoparallel.pipeline.balance.deal import Bounds, deal
 from mm_autoparallel.pipeline.balance.law import Law, bound_step
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN, OF_JOBS
@@ -37,19 +36,6 @@ Payload = TypeVar("Payload")
 
 Ranks = Sequence[Sequence[Sequence[int]]]
 """A dealing: of each replica, of each micro-batch in the order it runs, the numbers of its samples."""
-
-
-@contextmanager
-def collection_waits() -> Iterator[None]:
-    """Python looks for no garbage meanwhile: a step waits for a dealing, and a look through the whole process takes
-    several times as long."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True)

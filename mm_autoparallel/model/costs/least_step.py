@@ -12,6 +12,7 @@ from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES
 
 #: Far above the rounding of sums in another order, so that the bound stays one.
 ROUNDING_FRACTION = 1e-10
@@ -26,9 +27,9 @@ class LeastSteps:
     def least_ms(self, strategy: Strategy) -> float:
         """No placement of `build_problem(job, strategy)` is below.
 
-        All passes of all blocks shared out evenly among the stages, each at its own speed, and those of the largest
-        block on the fastest of them; what the strategy adds to a block's passes, its hops and its tails are left out.
-        Raises ProfileError where a profile does not fit or lacks a point.
+        All passes of all blocks shared out among the stages, each at its own speed, and those of the largest block on
+        the fastest of them; what the strategy adds to a block's passes, its hops and its tails are left out. Raises
+        ProfileError where a profile does not fit or lacks a point.
         """
         if strategy.arrangement:
             return self._least_arranged_ms(strategy)
@@ -41,8 +42,10 @@ class LeastSteps:
             total_ms += block.count * passes_ms
             largest_ms = max(largest_ms, passes_ms)
         factors = self._costs.devices_of(strategy).uneven_factors or (1.0,) * strategy.pp
-        evenly_ms = total_ms / sum(1.0 / factor for factor in factors)
-        return max(evenly_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
+        shared_ms = total_ms / sum(1.0 / factor for factor in factors)
+        if _fills_and_drains(strategy) and not self._costs.job.workload.micro_batch_scale:
+            shared_ms = max(shared_ms, least_path_ms(total_ms * min(factors), strategy.pp, num_microbatches))
+        return max(shared_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
 
     def _least_arranged_ms(self, strategy: Strategy) -> float:
         """The same of modules. On ranks of its own each has its stages to share its passes out among; on shared ones,
@@ -112,6 +115,21 @@ class LeastSteps:
             return float(num_microbatches)
         rounds, rest = divmod(num_microbatches, len(scale))
         return rounds * sum(scale) + sum(scale[:rest])
+
+
+def _fills_and_drains(strategy: Strategy) -> bool:
+    """Whether no stage begins before a forward, nor ends before a backward, has passed all stages before it."""
+    return strategy.vpp == 1 and strategy.schedule in OF_MICROBATCHES
+
+
+def least_path_ms(total_ms: float, num_stages: int, num_microbatches: int) -> float:
+    """The least step of stages that fill and drain, over all ways to share total_ms of equal micro-batches out.
+
+    A stage with t of each of M micro-batches takes M · t, and the passes of one on all stages before it: with S before,
+    the least step C leaves it t = (C - S) / M, so a fraction (1 - 1/M)^P of C is left after P stages, and the sum of
+    all t is C · (1 - (1 - 1/M)^P).
+    """
+    return total_ms / num_microbatches / (1.0 - (1.0 - 1.0 / num_microbatches) ** num_stages)
 
 
 def _sum_passes(cost: BlockCost) -> float:

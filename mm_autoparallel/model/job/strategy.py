@@ -185,7 +185,7 @@ class Strategy:
 
     def in_each_layout(self) -> tuple[Strategy, ...]:
         """The strategy in its own layout alone, and in each of its others."""
-        return tuple(self.in_layout(layout) for layout in (self.layout, *self.layouts))
+        return tuple(map(self.in_layout, (self.layout, *self.layouts))) if self.layouts else (self,)
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""

@@ -154,10 +154,11 @@ class Agenda:
             return
         self._has_favourites = True
         known = best.strategies[0]
-        for pipeline in self.pipelines:
-            strategy = pipeline.strategies[0]
-            is_kin = replace(known, vpp=strategy.vpp, schedule=strategy.schedule) == strategy
-            if pipeline.has_chunks and is_kin and pipeline.rank in self._heap:
+        chunked = [p for p in self.pipelines if p.has_chunks]
+        orders = {(p.strategies[0].vpp, p.strategies[0].schedule) for p in chunked}
+        kin = {replace(known, vpp=vpp, schedule=schedule) for vpp, schedule in orders}
+        for pipeline in chunked:
+            if pipeline.strategies[0] in kin and pipeline.rank in self._heap:
                 self._heap.remove(pipeline.rank)
                 pipeline.is_favoured = True
                 self._heap.append(pipeline.rank)

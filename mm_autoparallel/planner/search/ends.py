@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.agenda import Agenda
-from mm_autoparallel.planner.search.candidate import Candidate
+from mm_autoparallel.planner.search.candidate import Candidate, Status
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.space import describe_strategy
 
@@ -40,9 +39,28 @@ def candidate_of(
     found_ms = pipeline.step_ms if pipeline.placement is not None else None
     closed = pipeline.is_closed(cutoff_ms, gap_fraction)
     is_left_open = closed and pipeline.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, pipeline.rank_ms)
-    candidate = Candidate(
+    first = pipeline.strategies[0]
+    twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
+    status: Status = "unfinished"
+    if pipeline.infeasible:
+        status, reason = "infeasible", pipeline.reason
+    elif is_left_open:
+        reason = f"what is left of it ranks at {pipeline.bound_ms:.3f} ms at least, and no bound here says more"
+    elif found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
+        status, reason = "solved", f"its best placement takes {found_ms:.3f} ms"
+    elif closed:
+        status, reason = (
+            "dominated",
+            (
+                f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
+            ),
+        )
+    else:
+        reason = pipeline.reason or f"the search ended first: {stopped}"
+    return Candidate(
         strategy=strategy,
-        status="unfinished",
+        status=status,
+        reason=reason + twin,
         num_microbatches=pipeline.num_microbatches,
         bound_ms=None if pipeline.infeasible else pipeline.bound_ms,
         step_ms=found_ms,
@@ -54,21 +72,6 @@ def candidate_of(
         cutoff_ms=(cutoff_ms if pipeline.cutoff_ms is None else pipeline.cutoff_ms) if closed else None,
         was_placed=pipeline.visit >= 0,
     )
-    first = pipeline.strategies[0]
-    twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
-    if pipeline.infeasible:
-        return replace(candidate, status="infeasible", reason=pipeline.reason + twin)
-    if is_left_open:
-        reason = f"what is left of it ranks at {pipeline.bound_ms:.3f} ms at least, and no bound here says more"
-        return replace(candidate, reason=reason + twin)
-    if found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
-        return replace(candidate, status="solved", reason=f"its best placement takes {found_ms:.3f} ms{twin}")
-    if closed:
-        reason = (
-            f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
-        )
-        return replace(candidate, status="dominated", reason=reason + twin)
-    return replace(candidate, reason=(pipeline.reason or f"the search ended first: {stopped}") + twin)
 
 
 def _peak_of(pipeline: Pipeline) -> float | None:

@@ -163,10 +163,10 @@ class Pipeline:
             self.raise_bound(bound.step_ms, "mixture of paths" if is_mixed else "paths")
 
     def learn_from_betters(self) -> None:
-        """Take the bounds of the pipelines that it cannot beat."""
-        for better in self.betters:
+        """Take the bounds of the pipelines that it cannot beat, unless it is known to fit nowhere."""
+        for better in () if self.infeasible else self.betters:
             bound_ms = min(better.bound_ms, self.rank_ms)
-            if better.infeasible and not self.infeasible:
+            if better.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better
                 self.reason = f"{better.name} needs no more bytes anywhere and does not fit: {better.reason}"
             elif bound_ms > self.bound_ms:

@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
+from mm_autoparallel.garbage import collection_is_rare
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
@@ -60,6 +61,7 @@ NUM_FIRST_RUNS = 3  # to try, that the result names at least
 TIE_FRACTION = 1e-6  # steps this close are equal, and the strategy visited first wins
 
 
+@collection_is_rare()
 def search(
     job: Job,
     time_limit_s: float | None = DEFAULT_TIME_LIMIT_S,
