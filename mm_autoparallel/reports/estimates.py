@@ -23,13 +23,13 @@ _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
     """The result file's keys but for those that only a search can know, then where the time goes and every stage.
 
-    replica_step_ms: as in Estimate. step_ms_low, step_ms_high: between which a measured step is expected (null where
-    every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator.
-    device_peak_bytes: per stage, with that and the allocator's fragments; oom_probability: the chance that the fullest
-    device cannot hold it (planner/chance_to_fit.py). time_ms: means
-    over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk (of modes other than
-    recompute by mode too, and what lies on the host, where a plan has some); `memory`: the peak by cause, which adds up
-    to it.
+    replica_step_ms: as in Estimate. post_validated_ms: as in Timeline (null where encoders have sizes of their own).
+    step_ms_low, step_ms_high: between which a measured step is expected (null where every block was measured).
+    peak_allocated_bytes: per stage, without what lies outside the allocator. device_peak_bytes: per stage, with that
+    and the allocator's fragments; oom_probability: the chance that the fullest device cannot hold it
+    (planner/chance_to_fit.py). time_ms: means over the stages, which add up to e2e_time. stages: in order; counts by
+    modality and chunk (of modes other than recompute by mode too, and what lies on the host, where a plan has some);
+    `memory`: the peak by cause, which adds up to it.
     """
     document = estimate.plan_document()
     for key in _OF_A_SEARCH:
@@ -41,6 +41,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
         "device_peak_bytes": [math.ceil(peak) for peak in estimate.device_peak_bytes],
         "oom_probability": estimate.oom_probability,
         "replica_step_ms": estimate.replica_step_ms,
+        "post_validated_ms": None if estimate.plan.strategy.arrangement else estimate.timeline.post_validated_ms,
         "step_ms_low": estimate.step_ms_low,
         "step_ms_high": estimate.step_ms_high,
         "calibration": estimate.provenance["calibration"],
@@ -85,10 +86,19 @@ def render_estimate(estimate: Estimate) -> Group:
         *([group_table(groups)] if groups else []),
         *(Text(note) for note in estimate.provenance.get("devices", {}).get("notes", ())),
         Text(step),
+        *([Text(after)] if (after := _describe_post_validation(estimate)) else []),
         Text(describe_chance(estimate)),
         *([Text(describe_expected(estimate))] if estimate.interval else []),
         *([Text(estimate.over_batches.words)] if estimate.over_batches else []),
     )
+
+
+def _describe_post_validation(estimate: Estimate) -> str:
+    """What stacks that part backwards may gain by not waiting at the end of a step; nothing of other plans."""
+    apart_ms = estimate.timeline.post_validated_ms
+    if not estimate.problem.splits or estimate.plan.strategy.arrangement or apart_ms >= estimate.step_ms:
+        return ""
+    return f"with post-validation of gradients, which no search here counts on, steps are {apart_ms:.2f} ms apart"
 
 
 def describe_expected(estimate: Estimate) -> str:

@@ -190,6 +190,54 @@ def test_zbv_is_never_idle_within_its_span(num_stages: int, num_microbatches: in
     assert timeline.peak_memory_bytes.tolist() == [2.0 * num_stages] * num_stages
 
 
+def end_of_steps(name: str, num_stages: int, num_microbatches: int, costs: dict[str, float], num_steps: int) -> float:
+    """When the last stage is done, where each begins its next step at once: by a plain loop over the words."""
+    v_shaped, num_chunks = SCHEDULES[name].v_shaped, 2 if SCHEDULES[name].interleaved else 1
+    words = [
+        format_order(SCHEDULES[name].order(num_stages, num_chunks, num_microbatches, s)) for s in range(num_stages)
+    ]
+    ends: dict[tuple[int, str, int, int], float] = {}
+    queues = [[(step, *one) for step in range(num_steps) for one in map(parts_of, text.split())] for text in words]
+    free = [0.0] * num_stages
+    while any(queues):
+        for stage, queue in enumerate(queues):
+            while queue:
+                step, kind, batch, chunk = queue[0]
+                is_back = v_shaped and chunk == 1
+                here = chunk * num_stages + (num_stages - 1 - stage if is_back else stage)
+                before = [("F", here - 1)] if kind == "F" else [("F", here), ("I", here + 1), ("B", here + 1)]
+                before = [("I", here)] if kind == "W" else before
+                known = [ends.get((step, k, batch, v)) for k, v in before if 0 <= v < num_stages * num_chunks]
+                if kind in "IB" and here + 1 < num_stages * num_chunks:
+                    known = [known[0], max((one for one in known[1:] if one is not None), default=None)]
+                if any(one is None for one in known):
+                    break
+                free[stage] = ends[step, kind, batch, here] = max([free[stage], *known]) + costs[kind]
+                queue.pop(0)
+    return max(free)
+
+
+def parts_of(word: str) -> tuple[str, int, int]:
+    """`12F1` → ("F", 12, 1)."""
+    kind = next(letter for letter in word if letter.isalpha())
+    batch, chunk = word.split(kind)
+    return kind, int(batch), int(chunk)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_h1", "zb_h2", "zbv", "v_half", "interleaved_zb"])
+@pytest.mark.parametrize(("f", "i", "w"), COSTS)
+def test_steps_follow_each_other_as_fast_as_post_validation_says(name: str, f: float, i: float, w: float) -> None:
+    num_stages, num_microbatches = 4, 12
+    timeline = uniform(name, num_stages, num_microbatches, f, i, w)
+    shape = name, num_stages, num_microbatches, {"F": f, "I": i, "W": w, "B": i + w}
+    assert end_of_steps(*shape, 1) == pytest.approx(timeline.step_ms)
+    apart_ms = (end_of_steps(*shape, 40) - end_of_steps(*shape, 20)) / 20
+    assert timeline.busy_ms.max() - 1e-9 <= apart_ms <= timeline.post_validated_ms + 1e-9
+    if name in ("zb_h2", "zbv") and f == i == w:
+        assert apart_ms == pytest.approx(timeline.post_validated_ms)
+        assert timeline.post_validated_ms < timeline.step_ms
+
+
 @pytest.mark.parametrize(
     ("num_stages", "num_microbatches", "costs", "pair", "idle"),
     [

@@ -78,7 +78,18 @@ class Timeline:
     def span_ms(self) -> float:
         """The longest that a stage is at work, from the start of its first action to the end of its last, tails left
         out: the cost that zero-bubble papers state (Qi et al. 2024, arXiv:2401.10241)."""
-        return float(np.max(self.step_ms - self.idle_warmup_ms - self.idle_cooldown_ms - self.loads.tail_ms))
+        return float(np.max(self._at_work_ms - self.loads.tail_ms))
+
+    @property
+    def post_validated_ms(self) -> float:
+        """How far apart steps are at most where no stage waits for the others before its optimizer's step, and checks
+        the norm of all gradients afterwards (post-validation, Qi et al. 2024, arXiv:2401.10241, section 4): the longest
+        that a stage is at work, its tail included, for steps so far apart keep the times that they have alone."""
+        return float(np.max(self._at_work_ms))
+
+    @property
+    def _at_work_ms(self) -> Floats:
+        return self.step_ms - self.idle_warmup_ms - self.idle_cooldown_ms
 
     @property
     def recompute_ms(self) -> Floats:

@@ -49,12 +49,8 @@ def candidate_of(
     elif found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
         status, reason = "solved", f"its best placement takes {found_ms:.3f} ms"
     elif closed:
-        status, reason = (
-            "dominated",
-            (
-                f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
-            ),
-        )
+        no_less = f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms"
+        status, reason = "dominated", f"{no_less}, and {cutoff_ms:.3f} ms is reached"
     else:
         reason = pipeline.reason or f"the search ended first: {stopped}"
     return Candidate(
