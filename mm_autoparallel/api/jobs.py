@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_folder, is_there, read_document
+from mm_autoparallel.integrations.huggingface.hub_cache import find_config
 from mm_autoparallel.model.job.job import Job as _Job
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.job_file import read_job as _read_job
@@ -84,7 +85,8 @@ def _plain(value: Any) -> Any:
 
 
 def _describe_model(model: str | Path | Mapping[str, Any] | BaseModel, path: Path) -> Any:
-    """A job's `model`: the file or the mapping that it is, or the sizes of one that is known by its name."""
+    """A job's `model`: the file or the mapping that it is, or the sizes of one that is known by its name, or the
+    config.json of what was downloaded from Hugging Face's hub under that name."""
     if not isinstance(model, (str, Path)):
         return _plain(model)
     named = path.parent / model
@@ -98,7 +100,14 @@ def _describe_model(model: str | Path | Mapping[str, Any] | BaseModel, path: Pat
     try:
         return find_model(model.rpartition("/")[2])
     except Unrepresentable as failure:
-        raise JobError(f"no file is called {model!r}, and {failure}", where=f"job file {path}") from None
+        cached = find_config(model)
+        if cached is not None:
+            return str(cached)
+        raise JobError(
+            f"no file is called {model!r}, and {failure}; of any other give its Hugging Face config.json, or download "
+            "it into the hub's cache",
+            where=f"job file {path}",
+        ) from None
 
 
 def _expert_sizes(job: _Job) -> list[int]:

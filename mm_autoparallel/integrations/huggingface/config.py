@@ -29,6 +29,7 @@ from mm_autoparallel.integrations.huggingface.defaults import (
     QWEN3_VISION,
     VIT,
 )
+from mm_autoparallel.integrations.huggingface.hub_cache import name_in_cache
 from mm_autoparallel.integrations.huggingface.speech import read_qwen3_asr, read_qwen3_omni
 from mm_autoparallel.integrations.huggingface.text import (
     OF_QWEN,
@@ -58,7 +59,7 @@ def read_huggingface(file: Section) -> Model:
     if model_type not in FAMILIES:
         hint = nearest(model_type, list(FAMILIES))
         raise file.refuse("model_type", f"one of {', '.join(FAMILIES)} is expected{hint}")
-    stem = file.path.parent.name if file.path.stem == "config" else file.path.stem
+    stem = name_in_cache(file.path) or (file.path.parent.name if file.path.stem == "config" else file.path.stem)
     model = FAMILIES[model_type](file)
     return model.model_copy(update={"name": f"{model_type}-{stem}" if stem else model_type})
 

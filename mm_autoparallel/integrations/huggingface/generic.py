@@ -20,6 +20,7 @@ from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
 from mm_autoparallel.integrations.huggingface.config import FAMILIES, LLAVA_TOWERS
+from mm_autoparallel.integrations.huggingface.hub_cache import name_in_cache
 from mm_autoparallel.model.job.traced_model import parse_traced_model
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_form import REFUSAL, TracedHere
@@ -68,7 +69,7 @@ def trace_config(
         "workload": workload.model_dump(mode="json"),
         "freeze": dict(freeze),
         "mbs": list(mbs),
-        "name": f"{model_type}-{path.stem}",
+        "name": f"{model_type}-{name_in_cache(path) or path.stem}",
         "versions": {name: _version(name) for name in ("torch", "transformers")},
         "sources": hash_sources(_SOURCES),
     }
