@@ -337,7 +337,16 @@ def test_sizes_may_stand_in_another_file(folder: Path, monkeypatch: pytest.Monke
     assert read(folder / "scripts", there).num_layers == 28
     monkeypatch.chdir(folder)
     with pytest.raises(JobError, match="nothing is downloaded"):
-        read(folder / "scripts", [*sizes, *at("model_info", hf_model_name_or_path="meta-llama/Llama-2-7b-hf")])
+        read(
+            folder / "scripts", of_hub := [*sizes, *at("model_info", hf_model_name_or_path="meta-llama/Llama-2-7b-hf")]
+        )
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    downloaded = folder / "models--meta-llama--Llama-2-7b-hf"
+    (downloaded / "snapshots" / "c0").mkdir(parents=True)
+    (downloaded / "refs").mkdir()
+    (downloaded / "refs" / "main").write_text("c0")
+    shutil.move(folder / "config.json", downloaded / "snapshots" / "c0" / "config.json")
+    assert read(folder / "scripts", of_hub).num_layers == 28
 
 
 def test_interpolations_and_unknown_keys(folder: Path) -> None:

@@ -76,6 +76,24 @@ def test_its_yaml_is_a_job_and_a_plan(script: Path) -> None:
     assert found(script, "recompute: True", "recompute: False").estimate.plan.recompute["text"] == (0,)
 
 
+def test_a_model_of_the_hub_is_that_which_was_downloaded(
+    script: Path, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = TRAINER.replace("./weights/some-moe/", "some-lab/some-moe")
+    script.with_name("trainer.yaml").write_text(named)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(PlannerError, match="model_name_or_path"):
+        import_launch(script, device="ascend-910b-64g", given=Given())
+    commit = tmp_path / "hub" / "models--some-lab--some-moe" / "snapshots" / "c0"
+    commit.mkdir(parents=True)
+    (commit.parents[1] / "refs").mkdir()
+    (commit.parents[1] / "refs" / "main").write_text("c0\n")
+    whole = json.loads((repository / "tests" / "fixtures" / "huggingface" / "qwen3_vl_30b_a3b.json").read_text())
+    text = whole["text_config"] | {"model_type": "qwen3_moe", "num_hidden_layers": 8, "tie_word_embeddings": False}
+    (commit / "config.json").write_text(json.dumps(text))
+    assert import_launch(script, device="ascend-910b-64g", given=Given()).job.model.name == "qwen3_moe-some-moe"
+
+
 def test_what_it_leaves_out_is_as_its_trainer_has_it(script: Path) -> None:
     plain = found(script, "  per_device_train_batch_size: 2\n", "").estimate.plan
     assert plain.strategy.mbs == 8

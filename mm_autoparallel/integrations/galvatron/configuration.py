@@ -18,6 +18,7 @@ from mm_autoparallel.files import describe_value, is_there, read_document
 from mm_autoparallel.integrations.galvatron.hardware import Hardware, read_hardware
 from mm_autoparallel.integrations.galvatron.overrides import override, resolve
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile, read_model
+from mm_autoparallel.integrations.huggingface.hub_cache import find_config
 from mm_autoparallel.records import MAX_LAYERS
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -297,6 +298,7 @@ def _model_sizes(model: ModelInfo, path: Path) -> dict[str, int | None]:
     if named and None in sizes.values():
         folder = _find(named, path.parent)
         file = folder if folder.suffix == ".json" else folder / "config.json"
+        file = file if is_there(file) else find_config(named) or file
         if not is_there(file):
             raise JobError(
                 f"model_info.hf_model_name_or_path is {describe_value(named)}, which lies on no disk here; nothing is "

@@ -13,6 +13,7 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.integrations.described import Described
+from mm_autoparallel.integrations.huggingface import hub_cache
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import Launch, read_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import FEATURES, WHAT, Trainer, read_trainer, value_at
@@ -100,7 +101,8 @@ def describe(
 
 
 def find_config(trainer: Trainer, launch: Launch, model_config: Path | None = None) -> Path:
-    """The model's config.json: the one given, else in the folder that model_name_or_path names.
+    """The model's config.json: the one given, else in the folder that model_name_or_path names, else of what was
+    downloaded from Hugging Face's hub under that name.
 
     Raises JobError where there is none.
     """
@@ -116,6 +118,8 @@ def find_config(trainer: Trainer, launch: Launch, model_config: Path | None = No
         found = folder / named / "config.json"
         if named and is_there(found):
             return found
+    if (cached := hub_cache.find_config(named)) is not None:
+        return cached
     raise JobError(
         f"{WHAT} {trainer.path}: model.model_name_or_path is {describe_value(named or None)}, and there is no "
         "config.json in such a folder on this machine; give the model's config.json (--model-config PATH)"
