@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.encoders_file import read_any_problem
 from mm_autoparallel.pipeline.problem import Problem
-from mm_autoparallel.pipeline.problem_file import read_problem
+from mm_autoparallel.pipeline.problem_file import problem_document, read_problem
 
 Document = dict[str, Any]
 
@@ -59,6 +60,15 @@ def test_a_file_without_encoders_is_what_it_was(write: Callable[..., Path], repo
     assert isinstance(read_any_problem(path), Problem)
     with pytest.raises(JobError, match="has encoders, and `place` alone plans these"):
         read_problem(write())
+
+
+def test_a_job_with_encoders_is_a_document_too(write: Callable[..., Path], tmp_path: Path) -> None:
+    """As planning has it: a Problem with passes beside it. Its document reads back as the same numbers."""
+    read = read_any_problem(write({}, {"name": "audio", "run": "prefetch", "backward_ms": 0.0}))
+    assert isinstance(read, EncodedProblem)
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(problem_document(replace(read.decoder, encoders=read.encoders))))
+    assert read_any_problem(path) == read
 
 
 @pytest.mark.parametrize(

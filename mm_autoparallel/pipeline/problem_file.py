@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
+from mm_autoparallel.pipeline.encoder_document import encoder_document
 from mm_autoparallel.pipeline.laid_out import check_layouts
 from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
@@ -272,6 +273,7 @@ def _check_orders(entry: ProblemEntry) -> None:
 
 def problem_document(problem: Problem) -> dict[str, Any]:
     """What a file that reads back as exactly `problem` holds: defaults are left out, lists of equals are one number.
+    With encoders it reads back as an EncodedProblem (encoders_file.read_any_problem).
 
     Where bytes come from (footprints, and what of them lies outside the allocator) decides no placement and stays out.
     """
@@ -281,6 +283,9 @@ def problem_document(problem: Problem) -> dict[str, Any]:
             continue
         if key == "chain":
             document[key] = [_block_document(block) for block in problem.chain]
+        elif key == "encoders":
+            if problem.encoders:
+                document[key] = [encoder_document(encoder, problem.num_stages) for encoder in problem.encoders]
         elif value == () or (key == "pair_overlap_fraction" and not value):
             continue
         elif key == "orders":

@@ -13,6 +13,8 @@ from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_adapter_parameters, count_chain_parameters, count_parameters
 from mm_autoparallel.model.blocks.tokens import count_tokens
+from mm_autoparallel.model.costs.communication import data_group
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.memory import static_bytes
 from mm_autoparallel.model.costs.stage import block_costs, build_problem
 from mm_autoparallel.model.job.hashing import hash_job
@@ -118,6 +120,24 @@ def test_bytes_and_times_of_a_layer() -> None:
     assert head.footprint
     assert (head.footprint.gradient_bytes, head.footprint.optimizer_bytes, head.tail_ms) == (0.0, 0.0, 0.0)
     assert head.backward_ms > 0
+
+
+def test_units_are_gathered_whole() -> None:
+    """Under ZeRO 3 the frozen base is sharded with the adapters: both are gathered, in forward and in backward."""
+    given = job({"rank": 8, "targets": list(ALL)}, overlap_param_gather=False, overlap_grad_reduce=False)
+    count = count_parameters(layer_of(small({"rank": 8, "targets": ALL})).structure)
+    trained = count_adapter_parameters(layer_of(small({"rank": 8, "targets": ALL})).structure)
+    strategies = [Strategy(pp=1, tp=1, dp=4, mbs=1, zero=zero) for zero in (1, 2, 3)]
+    plain, reduced, gathered = (
+        next(block for block in build_problem(given, one).chain if block.name == "text_layer") for one in strategies
+    )
+    group = data_group(CostModel(given).shard_cluster, strategies[-1])
+    gather_ms = group.all_gather_ms(2 * count)
+    assert reduced.forward_ms == plain.forward_ms
+    reduce_ms = group.reduce_scatter_ms(trained * given.workload.reduction_bytes)
+    assert reduced.backward_ms - plain.backward_ms == pytest.approx(reduce_ms)
+    assert gathered.forward_ms - plain.forward_ms == pytest.approx(gather_ms)
+    assert gathered.backward_ms - reduced.backward_ms == pytest.approx(gather_ms)
 
 
 def test_weight_gradients_are_those_of_adapters() -> None:

@@ -87,7 +87,7 @@ class TestWhole:
         gathered = [2 * count for count in (30 + 10, 10 + 50, 50 + 10)]
         pre, layer, post = self.list_whole(3)
         assert [held["gathered weights"] for held in (pre, layer, post)] == gathered
-        assert (pre["gradients being reduced"], layer["gradients being reduced"]) == (4 * 40, 4 * 60)
+        assert (pre["gradients being reduced"], layer["gradients being reduced"]) == (4 * 40, 4 * (10 + 30))
         assert "gradients being reduced" not in post  # frozen
         assert [list(held) for held in self.list_whole(2)[:2]] == [["gradients being reduced"]] * 2
 

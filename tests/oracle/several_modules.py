@@ -238,22 +238,22 @@ class Sized(NamedTuple):
 
     def list_blocks(self) -> list[tuple[str, Any]]:
         """Modality and footprint of each block. What ZeRO 2 and 3 make whole is counted from what blocks hold without
-        ZeRO: a block's own and the larger of its neighbours' in its modality."""
+        ZeRO: a block's own and the larger of its neighbours' in its modality; frozen ones have no gradients."""
         found = [(block.modality, block.footprint) for block in self.problem.chain]
         strategy = self.strategy
         if strategy.zero < 2:
             return found
         plain = build_problem(self.costs, replace(strategy, zero=0)).chain
-        scale = self.costs.workload.gradient_bytes / self.costs.workload.weight_bytes
-        told = []
+        prints, told = [block.footprint for block in plain], []
         for at, (modality, held) in enumerate(found):
             near = [n for n in (at - 1, at + 1) if 0 <= n < len(plain) and plain[n].modality == modality]
             near += [at] if plain[at].count > 1 else []
-            sizes = [block.footprint.weight_bytes if block.footprint else 0.0 for block in plain]
-            whole = sizes[at] + max((sizes[n] for n in near), default=0.0) if sizes[at] else 0.0
-            whole = whole if strategy.dp * strategy.cp > 1 else 0.0
-            names = {"gathered weights": whole} if strategy.zero == 3 else {}
-            names |= {"gradients being reduced": whole * scale} if held.gradient_bytes else {}
+            whole = []
+            for sizes in ([each.weight_bytes for each in prints], [each.gradient_bytes for each in prints]):
+                both = sizes[at] + max((sizes[n] for n in near), default=0.0) if sizes[at] else 0.0
+                whole.append(both if strategy.dp * strategy.cp > 1 else 0.0)
+            names = {"gathered weights": whole[0]} if strategy.zero == 3 else {}
+            names |= {"gradients being reduced": whole[1]} if held.gradient_bytes else {}
             others = [each for each in held.held_once_bytes if "gather" not in each[0] and "reduced" not in each[0]]
             told.append((modality, replace(held, held_once_bytes=(*others, *names.items()))))
         return told

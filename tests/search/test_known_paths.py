@@ -11,7 +11,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.solve.known_paths import MOST_CUTS, KnownPaths
-from mm_autoparallel.pipeline.solve.task import Task, solve
+from mm_autoparallel.pipeline.solve.task import Answer, Task, solve
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.space import SpaceEntry
 
@@ -57,3 +57,22 @@ def test_what_was_too_much_is_looked_at_again_once_a_better_plan_is_known() -> N
     assert agenda.next_open(0.99 * before_ms, *wanted) is pipeline
     assert not pipeline.given_up
     assert agenda.next_open(0.9 * before_ms, *wanted) is None  # it is with its solver
+
+
+def test_where_all_that_was_found_in_any_order_is_too_full_a_fill_is_tried_at_once() -> None:
+    """Its proof comes late, and until then a plan that is likely to fail holds nothing down."""
+    agenda = Agenda(CostModel(make_job(failure_price=0.1)))
+    agenda.admit(SpaceEntry(Strategy(2, 2, 2, 1, schedule="free"), None), lambda: False)
+    (pipeline,) = agenda.pipelines
+    wanted = 0.0, 0.0, lambda: False
+    assert agenda.next_open(np.inf, *wanted) is pipeline
+    bound_ms = pipeline.bound_ms
+    nothing = Answer(pipeline.number, None, np.inf, bound_ms, 1.0)
+    pipeline.level.step_ms, pipeline.rank_ms = 1.05 * bound_ms, 1.2 * bound_ms
+    pipeline.take(nothing, np.inf)
+    assert (pipeline.num_unfinished, pipeline.rank[0]) == (1, 0)
+    agenda.push(pipeline)
+    assert agenda.next_open(1.2 * bound_ms, *wanted) is pipeline
+    assert pipeline.is_probing
+    pipeline.take(nothing, 1.2 * bound_ms)
+    assert (pipeline.is_probing, pipeline.num_probes, pipeline.rank[0]) == (False, 1, 2)

@@ -131,17 +131,21 @@ def block_traffic(
     expert_count: float = 0.0,
     experts: Group = ALONE,
     weight_bytes: float | None = None,
+    gathered_counts: tuple[float, float] | None = None,
 ) -> Traffic:
     """The traffic of `held_count` parameters, `expert_count` of them routed experts, which `experts` share.
 
-    weight_bytes: of one weight as it is gathered (None: as the workload says).
+    weight_bytes: of one weight as it is gathered (None: as the workload says). gathered_counts: both counts of what is
+    gathered where more is than has gradients (None: the same).
     """
     weight_bytes = workload.weight_bytes if weight_bytes is None else weight_bytes
+    all_count, all_expert_count = (held_count, expert_count) if gathered_counts is None else gathered_counts
     parts = [(group, held_count - expert_count), (experts, expert_count)]
+    gathered = [(group, all_count - all_expert_count), (experts, all_expert_count)]
     return Traffic(
         all_reduce_ms=sum(ranks.all_reduce_ms(count * workload.reduction_bytes) for ranks, count in parts),
         reduce_ms=sum(ranks.reduce_scatter_ms(count * workload.reduction_bytes) for ranks, count in parts),
-        gather_ms=sum(ranks.all_gather_ms(count * weight_bytes) for ranks, count in parts),
+        gather_ms=sum(ranks.all_gather_ms(count * weight_bytes) for ranks, count in gathered),
     )
 
 

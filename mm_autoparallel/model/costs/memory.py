@@ -164,13 +164,15 @@ def list_whole(
 ) -> list[tuple[tuple[str, float], ...]]:
     """Per block of a chain, names and bytes of what ZeRO 2 and 3 make its stage hold whole while it works.
 
-    scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one.
+    scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one;
+    a frozen one has weights, and no gradients.
     trained_counts: the same of what trains of it, None where all does. gathered_bytes: of one weight of each block
     (empty: as the workload says). by_modality: whether each modality is a module of its own: nothing of one is gathered
     ahead, or still reduced, while another works.
     """
     modalities = [block.modality if by_modality else "" for block in blocks]
     trained_counts = scattered_counts if trained_counts is None else trained_counts
+    reduced_counts = [n if block.trainable else 0.0 for block, n in zip(blocks, trained_counts, strict=True)]
     held = []
     for index, block in enumerate(blocks):
         named = []
@@ -178,7 +180,7 @@ def list_whole(
             each_bytes = gathered_bytes[index] if gathered_bytes else workload.weight_bytes
             named.append(("gathered weights", _count_whole(block, index, scattered_counts, modalities) * each_bytes))
         if strategy.zero >= 2 and block.trainable:
-            whole_count = _count_whole(block, index, trained_counts, modalities)
+            whole_count = _count_whole(block, index, reduced_counts, modalities)
             named.append(("gradients being reduced", whole_count * workload.gradient_bytes))
         held.append(tuple(named))
     return held

@@ -154,6 +154,9 @@ class Replicas:
         return count_held_parameters(block, cost.trained_count, self.strategy, self.table.parameter_count)
 
     def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
+        """Under ZeRO 3 the frozen base of adapters is sharded too, and a unit is gathered whole, its gradients being
+        those of what trains (torch FSDP2, distributed/fsdp/_fully_shard/_fsdp_param_group.py; DeepSpeed,
+        runtime/zero/partitioned_param_coordinator.py)."""
         group, experts = self.groups
         if self.strategy.zero == 3 and self.workload.known_facts.shards == "tensor":
             counts = _count_tensors(block.structure, self.strategy.ep)
@@ -163,7 +166,11 @@ class Replicas:
                 for found, count in zip((group, experts), counts, strict=True)
             )
         shared = (cost.trained_expert_count, experts, gathered_weight_bytes(block, self.workload, self.strategy))
-        return block_traffic(self._held_count(block, cost), group, self.workload, *shared)
+        gathered_counts = None
+        if self.strategy.zero == 3:
+            all_count = count_held_parameters(block, cost.parameter_count, self.strategy, self.table.parameter_count)
+            gathered_counts = (all_count, cost.expert_count)
+        return block_traffic(self._held_count(block, cost), group, self.workload, *shared, gathered_counts)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
         hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction

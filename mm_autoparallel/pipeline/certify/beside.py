@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
@@ -27,11 +26,10 @@ from mm_autoparallel.pipeline.certify.certificate import (
 )
 from mm_autoparallel.pipeline.certify.confirm_beside import find_confirmable_ms
 from mm_autoparallel.pipeline.certify.digest import document_sha256
-from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.encoders_file import EncodedProblemEntry, problem_from_any
 from mm_autoparallel.pipeline.placement.bubbles.bounds import decoder_beside
-from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.problem_file import problem_document
 from mm_autoparallel.pipeline.simulate.encoders.orders import write_orders
 from mm_autoparallel.planner.plan import format_document
@@ -137,8 +135,7 @@ def read_any_certificate(path: Path) -> Certificate | EncodedCertificate:
 def encoded_document(problem: EncodedProblem) -> dict[str, Any]:
     """What a problem file that reads back as exactly `problem` holds. Raises JobError where none does: its encoders'
     passes are dealt to devices in another way than problem files deal them."""
-    encoders = [_encoder_document(encoder, problem.decoder) for encoder in problem.encoders]
-    document = problem_document(problem.decoder) | {"encoders": encoders}
+    document = problem_document(replace(problem.decoder, encoders=problem.encoders))
     read = problem_from_any(parse_record(EncodedProblemEntry, document, "problem", Path("problem"), JobError))
     if read != problem:
         raise JobError(
@@ -146,27 +143,3 @@ def encoded_document(problem: EncodedProblem) -> dict[str, Any]:
             "to devices in this way"
         )
     return document
-
-
-def _encoder_document(encoder: Encoder, decoder: Problem) -> dict[str, Any]:
-    own = any(device >= decoder.num_stages for pipeline in encoder.pipelines for device in pipeline)
-    document: dict[str, Any] = {
-        "name": encoder.name,
-        "run": encoder.run,
-        "num_stages": encoder.num_stages,
-        "devices": "own" if own else "decoder",
-    }
-    for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes"):
-        document[key] = list(getattr(encoder, key))
-    for key in ("microbatches_per_pass", "feed_ms", "stage_hop_ms", "output_bytes"):
-        document[key] = getattr(encoder, key)
-    if own:
-        document["num_pipelines"] = len(encoder.pipelines)
-        if np.isfinite(encoder.limit_bytes):
-            document["memory_limit_bytes"] = encoder.limit_bytes
-    if encoder.run == "prefetch":
-        document["prefetch_depth"] = encoder.prefetch_depth
-    if encoder.run == "cached":
-        document["read_ms_per_byte"] = encoder.read_ms_per_byte
-    document |= {"most_ahead": encoder.most_ahead} if encoder.most_ahead is not None else {}
-    return document | ({"follows": encoder.follows} if encoder.follows else {})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.planner.search.pricing import Pricing
 
@@ -48,3 +49,8 @@ class Level:
     def list_cuts(self) -> tuple[Cut, ...]:
         """The paths that its bound rests on, for other levels of the pipeline."""
         return self.pricing.list_cuts() if self.pricing else self.known_cuts
+
+
+def is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:
+    """Whether a placement of step_ms, infinite where none was found, is the best: none is below bound_ms."""
+    return bound_ms >= (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * step_ms

@@ -17,13 +17,14 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_boun
 from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
-from mm_autoparallel.planner.search.level import Level
+from mm_autoparallel.planner.search.level import Level, is_known
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 
@@ -126,7 +127,7 @@ class Pipeline:
     def rank(self) -> Rank:
         """The least is next: first turns, then what is bound without placing, then what holds the space down."""
         late = self.is_dear or bool((of := self.strategies[0].arrangement) and of.is_hard)
-        if not self.num_unfinished:
+        if not self.num_unfinished or self.found_too_full:
             at_ms = 0.0 if self.is_favoured and not self.num_slices else max(self.bound_ms, self.promised_ms)
             return (0, late, at_ms, self.number)
         return (1 if self.has_chunks and self.level.has_turns(True) else 2, late, self.bound_ms, self.number)
@@ -193,7 +194,7 @@ class Pipeline:
         if not self.is_probing or self.given_up:
             self.reason = answer.reason
         least_ms = min(answer.step_ms, self.rank_ms, cutoff_ms)
-        self.num_unfinished += not _is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
+        self.num_unfinished += not is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
         if self.is_probing:
             self.is_probing = False
             self._raise_floor(self.probe_fill, answer.lower_bound_ms)
@@ -257,13 +258,16 @@ class Pipeline:
         """Whether to try a fill in between, because the best plan of its level is far too full."""
         far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
         is_lower = any(self.caution.fill_at(each) < self.level.fill_fraction for each in PROBES[self.num_probes :][:1])
-        if not (far and is_lower and self.is_placed(gap_fraction)):
-            return False
-        self._start_probe()
-        return True
+        is_due = far and is_lower and (self.is_placed(gap_fraction) or self.found_too_full)
+        if is_due:
+            self.num_probes, self.is_probing = self.num_probes + 1, True
+        return is_due
 
-    def _start_probe(self) -> None:
-        self.num_probes, self.is_probing = self.num_probes + 1, True
+    @property
+    def found_too_full(self) -> bool:
+        """Whether what was found in any order, whose proof comes late, is far too full, and no fill was tried yet."""
+        is_first = self.num_slices == 1 and self.num_probes == 0 and self.strategies[0].schedule == FREE
+        return is_first and PROBE_FACTOR * self.level.step_ms < self.rank_ms
 
     def foresee(self, should_stop: Callable[[], bool]) -> bool:
         """Before it is placed, where that takes long and its level is far too full: ask what it may rank at, by which
@@ -274,7 +278,7 @@ class Pipeline:
             return False
         if self.promised_ms:
             if not self.num_probes and np.isfinite(self.promised_ms):
-                self._start_probe()
+                self.num_probes, self.is_probing = self.num_probes + 1, True
             return False
         bound = bound_step(self.problem_at(fill), True, should_stop)
         self._raise_floor(fill, np.inf if bound.reason else bound.step_ms)
@@ -283,7 +287,7 @@ class Pipeline:
 
     def is_placed(self, gap_fraction: float) -> bool:
         """Whether the best placement of its level is known."""
-        return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
+        return self.level.num_slices > 0 and is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
     def descend(self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, stop: Callable[[], bool]) -> bool:
         """Leave out what is too full to rank below the best, or by rough_fraction below; whether that was anything.
@@ -393,8 +397,3 @@ class Pipeline:
         self.cutoff_ms = cutoff_ms if self.cutoff_ms is None else self.cutoff_ms
         if self.placement is None:
             self.problem = None
-
-
-def _is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:
-    """Whether a placement of step_ms, infinite where none was found, is the best: none is below bound_ms."""
-    return bound_ms >= (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * step_ms
