@@ -35,8 +35,11 @@ SUBSET_SIZE, NUM_SUBSETS, _SEED = 5, 300, 0
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay out a job. rows: those that ran it, repeats included. measured_ms: their median; None where all of
-    them ran out of memory. predicted_ms: a step; price_ms: what the planner ranks by, infinite where it does not fit.
+    """One way to lay out a job.
+
+    rows: those that ran it, repeats included. measured_ms: of the fastest of them, since what disturbs a run slows it,
+    whether or not a calibration was fitted to it; None where all ran out of memory. predicted_ms: a step; price_ms:
+    what the planner ranks by, infinite where it does not fit.
     """
 
     name: str
@@ -97,7 +100,10 @@ class DecisionScore:
 
 
 def decide(predicted: Sequence[Predicted], least_layouts: int = LEAST_LAYOUTS) -> tuple[Decision, ...]:
-    """The decision of each group of at least so many timed layouts of one job, in the table's order."""
+    """The decision of each group of at least so many timed layouts of one job, in the table's order.
+
+    A layout of which every run was fitted to is no choice: its prediction is no longer one.
+    """
     found = (_decide_group(group, least_layouts) for group in group_by_job(predicted))
     return tuple(decision for decision in found if decision)
 
@@ -187,13 +193,15 @@ def _list_layouts(group: Sequence[Predicted]) -> list[Layout]:
             runs.setdefault(_layout(case), []).append((case, found))
     layouts = []
     for same in runs.values():
+        if all(found.calibrated_on for _, found in same):
+            continue
         case, found = same[0]
         timed = [run.measured_ms for run, _ in same if run.measured_ms is not None]
         layouts.append(
             Layout(
                 name=describe_layout(case),
                 rows=tuple(run.row for run, _ in same),
-                measured_ms=float(np.median(timed)) if timed else None,
+                measured_ms=min(timed, default=None),
                 predicted_ms=found.step_ms,
                 price_ms=price_ms(found),
             )
@@ -244,7 +252,7 @@ def _decide_group(group: Sequence[Predicted], least_layouts: int) -> Decision | 
     own_ms = ran_ms if first_ran is None else picks[first_ran].measured_ms or ran_ms
     return Decision(
         name=_describe_group(group[0][0]),
-        num_rows=len(group),
+        num_rows=sum(not found.calibrated_on for _, found in group),
         num_layouts=len(ran),
         num_failed=len(layouts) - len(ran),
         best=ran[int(np.argmin(measured_ms))],

@@ -188,7 +188,7 @@ def _judge(predicted: Sequence[tuple[MeasuredCase, Prediction]], of_groups: bool
         return None
     return Fidelity(
         num_rows=len(scored),
-        decisions=decide(scored) if of_groups else (),
+        decisions=decide(predicted) if of_groups else (),
         time=_score_times(predicted),
         biases=find_biases(scored),
         coverage=find_coverage(scored),

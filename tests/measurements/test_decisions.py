@@ -79,19 +79,33 @@ def test_a_failed_start_has_its_price(cases: list[MeasuredCase]) -> None:
     assert (found.pick_failed, found.exact) == (False, True)
 
 
-def test_repeats_of_a_layout_count_once_by_their_median(cases: list[MeasuredCase]) -> None:
-    rows = [(100.0, 10.0), (110.0, 20.0), (120.0, 30.0), (130.0, 40.0)]
+def test_repeats_of_a_layout_count_once_by_their_fastest(cases: list[MeasuredCase]) -> None:
+    rows = [(118.0, 10.0), (110.0, 20.0), (120.0, 30.0), (130.0, 40.0)]
     pairs = [
         (changed(case, row=row, measured_ms=measured), predicted(step_ms))
         for row, (case, (measured, step_ms)) in enumerate(zip(cases, rows, strict=False))
     ]
-    again = (changed(cases[0], row=4, measured_ms=130.0), predicted(10.0))
+    again = (changed(cases[0], row=4, measured_ms=115.0), predicted(10.0))
     (found,) = decide([*pairs, again])
     assert (found.num_rows, found.num_layouts) == (5, 4)
     assert found.pick is not None
     assert (found.pick.rows, found.pick.measured_ms) == ((0, 4), 115.0)
     assert found.regret_fraction == pytest.approx(115 / 110 - 1)
     assert decide(pairs[:3]) == ()
+
+
+def test_a_layout_that_a_calibration_was_fitted_to_is_no_choice(cases: list[MeasuredCase]) -> None:
+    rows = [(100.0, 10.0), (110.0, 20.0), (120.0, 30.0), (130.0, 40.0), (140.0, 50.0)]
+    pairs = [
+        (changed(case, row=row, measured_ms=measured), predicted(step_ms))
+        for row, (case, (measured, step_ms)) in enumerate(zip(cases, rows, strict=False))
+    ]
+    fitted = [(pairs[0][0], replace(pairs[0][1], calibrated_on=True)), *pairs[1:]]
+    (found,) = decide(fitted)
+    assert (found.num_rows, found.num_layouts, found.best.measured_ms) == (4, 4, 110.0)
+    again = (changed(cases[0], row=5, measured_ms=105.0), predicted(10.0))
+    (found,) = decide([*fitted, again])  # one of its runs was not: it is, and lasts what its runs took
+    assert (found.num_rows, found.num_layouts, found.best.measured_ms) == (5, 5, 100.0)
 
 
 def test_kernels_and_software_are_no_choice_and_sequence_parallelism_is(cases: list[MeasuredCase]) -> None:
