@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
 from forked_cli import ForkedCli
@@ -44,6 +46,10 @@ RECORD = Path(__file__).parent / "seconds.json"
 #: From so many seconds on `make quick` leaves a test out, `make check` does, and all but `make nightly` do.
 SLOW_S, LONG_S, NIGHTLY_S = 0.2, 1.5, 3.0
 
+#: So does `make quick` tests of a fixture that several tests of a file share and that takes so long: else the next one
+#: that asks for it pays.
+SLOW_FIXTURE_S = 1.0
+
 #: Never left out of `make check`: laws, brute force of another hand, commands of the documentation, training on gloo.
 CORE = (
     "tests/law/",
@@ -59,26 +65,53 @@ def mark_by_seconds(items: list[pytest.Item]) -> None:
     known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
     for item in items:
         took_s = known.get(item.nodeid, 0.0)
-        if took_s >= SLOW_S:
+        shared = (_shared_name(item.nodeid, name) for name in getattr(item, "fixturenames", ()))
+        if took_s >= SLOW_S or any(known.get(name, 0.0) >= SLOW_FIXTURE_S for name in shared):
             item.add_marker(pytest.mark.slow)
         if took_s >= LONG_S and not item.nodeid.startswith(CORE):
             item.add_marker(pytest.mark.nightly if took_s >= NIGHTLY_S else pytest.mark.long)
 
 
+def _shared_name(nodeid: str, fixture: str) -> str:
+    """What a fixture that tests of one file share is recorded by."""
+    return f"{nodeid.partition('::')[0]} {fixture}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Tell `Recording`, whichever process it is in, how long a fixture took that tests of one file share."""
+    began_s = time.monotonic()
+    result = yield
+    if fixturedef.scope in ("class", "module"):
+        took = _shared_name(request.node.nodeid, fixturedef.argname), time.monotonic() - began_s
+        request._pyfuncitem.user_properties.append((SHARED, took))
+    return result
+
+
+SHARED = "what a shared fixture took"
+
+
 class Recording:
-    """Sums set-up, call and tear-down of every test, whichever process ran it."""
+    """Sums set-up, call and tear-down of every test, whichever process ran it, and has what shared fixtures took."""
 
     def __init__(self) -> None:
         self._took_s: dict[str, float] = defaultdict(float)
+        self._shared_s: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One phase of one test."""
         self._took_s[report.nodeid] += report.duration
+        for kind, took in report.user_properties:
+            if kind == SHARED:
+                name, took_s = cast("tuple[str, float]", took)
+                self._shared_s |= {name: took_s} if took_s >= SLOW_FIXTURE_S else {}
 
     def pytest_sessionfinish(self) -> None:
         """Keep what is known of tests that did not run."""
         known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
-        found = known | self._took_s
+        found = known | self._took_s | self._shared_s
         slow = {name: round(found[name], 1) for name in sorted(found) if found[name] >= SLOW_S}
         RECORD.write_text(json.dumps(slow, indent=0, ensure_ascii=True) + "\n", encoding="utf-8")
 
