@@ -108,6 +108,7 @@ def read_row(row: Row) -> MeasuredCase:
         if differs
         else (),
         unstated=("graphs, dispatcher and overlap",) if differs else (),
+        release=row.text("release"),
     )
 
 

@@ -22,7 +22,8 @@ class MeasuredCase:
     unstated: what decides a figure, is not said by the table, and was assumed (`attention backend`); alternatives: the
     job as it is where that was otherwise, where few readings are possible; memory_alternatives: jobs between whose
     peaks the row's lie, whatever is not stated.
-    kernels: whose kernels ran, in the table's words, where rows of one job differ in them.
+    kernels: whose kernels ran, in the table's words, where rows of one job differ in them. release: of the software,
+    where the table has several: runs of different ones are no repeats.
     """
 
     table: str
@@ -43,6 +44,7 @@ class MeasuredCase:
     first_step: bool = False
     resting_bytes: Mapping[int, float] | None = None
     kernels: str = ""
+    release: str = ""
 
     @property
     def is_open(self) -> bool:

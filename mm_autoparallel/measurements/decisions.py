@@ -38,8 +38,9 @@ class Layout:
     """One way to lay out a job.
 
     rows: those that ran it, repeats included. measured_ms: of the fastest of them, since what disturbs a run slows it,
-    whether or not a calibration was fitted to it; None where all ran out of memory. predicted_ms: a step; price_ms:
-    what the planner ranks by, infinite where it does not fit.
+    whether or not a calibration was fitted to it; the median of releases of the software, where there are several; None
+    where all ran out of memory. predicted_ms: a step; price_ms: what the planner ranks by, infinite where it does not
+    fit.
     """
 
     name: str
@@ -196,17 +197,25 @@ def _list_layouts(group: Sequence[Predicted]) -> list[Layout]:
         if all(found.calibrated_on for _, found in same):
             continue
         case, found = same[0]
-        timed = [run.measured_ms for run, _ in same if run.measured_ms is not None]
         layouts.append(
             Layout(
                 name=describe_layout(case),
                 rows=tuple(run.row for run, _ in same),
-                measured_ms=min(timed, default=None),
+                measured_ms=_measured_ms([run for run, _ in same]),
                 predicted_ms=found.step_ms,
                 price_ms=price_ms(found),
             )
         )
     return layouts
+
+
+def _measured_ms(runs: Sequence[MeasuredCase]) -> float | None:
+    """Of runs of one layout."""
+    fastest_ms: dict[str, float] = {}
+    for run in runs:
+        if run.measured_ms is not None:
+            fastest_ms[run.release] = min(run.measured_ms, fastest_ms.get(run.release, math.inf))
+    return float(np.median([*fastest_ms.values()])) if fastest_ms else None
 
 
 def price_ms(found: Prediction) -> float:

@@ -148,6 +148,7 @@ def read_row(row: Row) -> MeasuredCase:
         remarks=("its time repeats to 6 % only",),
         unstated=("attention backend",) if other else (),
         alternatives=other,
+        release=row.text("env"),
     )
 
 

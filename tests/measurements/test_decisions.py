@@ -94,6 +94,21 @@ def test_repeats_of_a_layout_count_once_by_their_fastest(cases: list[MeasuredCas
     assert decide(pairs[:3]) == ()
 
 
+def test_runs_of_several_releases_count_by_their_median(cases: list[MeasuredCase]) -> None:
+    rows = [(118.0, 10.0), (110.0, 20.0), (120.0, 30.0), (130.0, 40.0)]
+    pairs = [
+        (changed(case, row=row, measured_ms=measured, release="1"), predicted(step_ms))
+        for row, (case, (measured, step_ms)) in enumerate(zip(cases, rows, strict=False))
+    ]
+    later = [(release, 4 + row, took) for row, (release, took) in enumerate([("1", 125.0), ("2", 112.0), ("3", 113.0)])]
+    again = [
+        (changed(cases[0], row=row, measured_ms=took, release=release), predicted(10.0)) for release, row, took in later
+    ]
+    (found,) = decide([*pairs, *again])
+    assert found.pick is not None
+    assert found.pick.measured_ms == 113.0
+
+
 def test_a_layout_that_a_calibration_was_fitted_to_is_no_choice(cases: list[MeasuredCase]) -> None:
     rows = [(100.0, 10.0), (110.0, 20.0), (120.0, 30.0), (130.0, 40.0), (140.0, 50.0)]
     pairs = [
