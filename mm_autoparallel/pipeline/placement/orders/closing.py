@@ -26,6 +26,8 @@ Ints = NDArray[np.int64]
 
 #: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
 CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
+#: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
+ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
 #: Columns of which a relaxed stage has the largest of its rows; of all others the least.
 _LARGEST = [ROOM, MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING]
 #: What arithmetic may have lost: bounds are claimed so much lower.
@@ -59,6 +61,10 @@ class Part:
     def is_single(self) -> bool:
         """Whether every stage has one row."""
         return len(self.rows) == len(self.boundaries) - 1
+
+
+#: A part, CP-SAT's answer, and the goal that it was asked of.
+Asked = tuple[Part, Leaf | MixedLeaf, float]
 
 
 class Closing:
@@ -191,6 +197,23 @@ class Closing:
         if is_close or part.failures % 2 == 0:
             return self.goal_ms * (1.0 - part.slack_fraction)
         return 0.3 * part.bound_ms + 0.7 * self.goal_ms
+
+    def solve_on(self, should_stop: Callable[[], bool], seed: int) -> tuple[int, Asked | None]:
+        """Ask CP-SAT of one part after the other for a round, or until it finds something; how many it was asked of,
+        and what it found, of which `take` is to be told.
+        """
+        spent_s, num_asked = 0.0, 0
+        while spent_s < ROUND_EFFORT_S and not should_stop():
+            part = self.choose()
+            if part is None:
+                break
+            goal_ms = self.goal_of(part)
+            leaf = self.solve(part, goal_ms, should_stop, seed + num_asked)
+            num_asked, spent_s = num_asked + 1, spent_s + leaf.spent_s + MODEL_EFFORT_S
+            if leaf.answer == "found":
+                return num_asked, (part, leaf, goal_ms)
+            self.take(part, leaf.answer, goal_ms, is_real=False)
+        return num_asked, None
 
     def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
         """CP-SAT on one part."""

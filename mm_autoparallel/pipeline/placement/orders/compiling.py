@@ -8,6 +8,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
+from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.slimming import find_peak, hold_at_most, play_actions
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
@@ -26,6 +27,7 @@ def compile_orders() -> None:
         words = np.zeros((2, NUM_KINDS), dtype=np.int8)
         place = table, first, count, boundaries, rows
         search_pairs(*place, warmups, words, 1, 1.0, 0, 0.0, True)
+        search_rules(*place, np.ones((2, NUM_RULES)), words, 1, 1.0, 0, 0.0, True)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)
         actions, alone = np.zeros((1, 2), dtype=np.int8), np.ones(1)

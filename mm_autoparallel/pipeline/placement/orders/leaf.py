@@ -50,10 +50,11 @@ Answer = Literal["infeasible", "found", "unknown"]
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """words: [P, 3M] below the goal, where any were found."""
+    """words: [P, 3M] below the goal, where any were found. spent_s: of the solver's deterministic time."""
 
     answer: Answer
     words: Words | None = None
+    spent_s: float = 0.0
 
 
 def solve_leaf(
@@ -72,8 +73,9 @@ def solve_leaf(
     if model is None:
         return Leaf("infeasible")
     solver, answer = run_solver(model, effort_s, should_stop, seed)
+    spent_s = solver.response_proto.deterministic_time
     if answer != "found":
-        return Leaf(answer)
+        return Leaf(answer, spent_s=spent_s)
     words = np.empty((len(figures), NUM_KINDS * num_microbatches), np.int8)
     for s, of_stage in enumerate(starts):
         lasts = (
@@ -85,7 +87,7 @@ def solve_leaf(
             for m, start in enumerate(row)
         ]
         words[s] = [kind for *_, kind in sorted(actions)]
-    return Leaf("found", words)
+    return Leaf("found", words, spent_s)
 
 
 def count_units(size_bytes: float, room_bytes: float) -> int:

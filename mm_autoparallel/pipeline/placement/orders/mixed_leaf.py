@@ -36,10 +36,11 @@ Variable = cp_model.IntVar
 
 @dataclass(frozen=True, eq=False)
 class MixedLeaf:
-    """orders: of each stage as text, where any below the goal were found."""
+    """orders: of each stage as text, where any below the goal were found. spent_s: as of a `Leaf`."""
 
     answer: Answer
     orders: tuple[str, ...] = ()
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +84,11 @@ def solve_mixed_leaf(
         _limit_bytes(model, stage, split[s], w, goal)
         stages.append(stage)
     solver, answer = run_solver(model, effort_s, should_stop, seed)
+    spent_s = solver.response_proto.deterministic_time
     if answer != "found":
-        return MixedLeaf(answer)
-    return MixedLeaf(
-        "found", tuple(_write(solver, stage, of[0], of[2]) for stage, of in zip(stages, rounded, strict=True))
-    )
+        return MixedLeaf(answer, spent_s=spent_s)
+    orders = tuple(_write(solver, stage, of[0], of[2]) for stage, of in zip(stages, rounded, strict=True))
+    return MixedLeaf("found", orders, spent_s)
 
 
 def _add_stage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,11 @@ from mm_autoparallel.pipeline.placement.orders.bounds import (
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
+from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
-from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.roomy import rows_with_room
 from mm_autoparallel.pipeline.placement.orders.table import build_table, hold_pipelines, read_word, write_word
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
@@ -43,6 +44,16 @@ GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
 #: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
 #: load; runs of a first round.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
+#: Rules are looked for where memory binds: the least bound of placements whose stages never wait for it is so many
+#: times that of all. Assumed.
+TIGHT_FACTOR = 1.01
+#: Where modes buy room, one of both first runs has rows that hold so many times what is in flight where nothing waits,
+#: by turns. Assumed.
+ROOMS = (1.4, 1.2)
+#: Rules are looked for more often where what the first of them make takes such a part of what pairs do. Assumed.
+LEAD_PART = 0.999
+#: How much warmer runs begin that look for rules, and runs from the best words. Assumed.
+RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
 #: Placements that a search begins with, and those that a round looks at.
 NUM_STARTS, LISTED = 12, 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
@@ -53,20 +64,6 @@ RUNS_PER_EFFORT = 24
 FOCUS = (0, 0, 4)
 #: Moves in all, times actions, that one task of a round makes: half a second or so.
 ROUND_ACTIONS = 60_000_000
-
-
-@dataclass(eq=False)
-class _Best:
-    """The best words of local search [P, 3M] and their step, with boundaries in segments [P + 1] and table rows [P].
-
-    is_parted: it was tried to split more of its backwards.
-    """
-
-    step_ms: float
-    boundaries: Ints
-    rows: Ints
-    words: Words
-    is_parted: bool = False
 
 
 class OrderSearch:
@@ -89,7 +86,9 @@ class OrderSearch:
         self.bounds = bound_stages(options)
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = lower_ms
-        self.best: _Best | None = None
+        self.best: Found | None = None
+        self._ruled: list[Ruled | None] = [None, None]
+        self._rules_lead = False
         self.placement: Placement | None = None
         self.num_leaves = 0
         self._rows_left = np.arange(len(options.stage))
@@ -100,6 +99,7 @@ class OrderSearch:
         held = self.table.option[self._steady]
         steady_ms[held] = self.bounds.row_ms[held]
         self._steady_bounds = join_rows(options, steady_ms)
+        self._has_rules = self._steady_bounds.least_ms > TIGHT_FACTOR * self.bounds.least_ms
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
@@ -118,9 +118,11 @@ class OrderSearch:
             for round_number in range(FIRST_RUNS):
                 if self.should_stop():
                     return
-                tasks = [self._task(starts, 2 * round_number + side) for side in range(2)]
+                tasks = [self._first_task(starts, round_number, side) for side in range(2)]
                 other = threads.submit(tasks[0])
                 found = [tasks[1](), other.result()]
+                if self._has_rules and found[1].step_ms < LEAD_PART * found[0].step_ms:
+                    self._rules_lead = True
                 for best in found[::-1]:
                     self._offer(best)
                 if self._is_near():
@@ -165,7 +167,7 @@ class OrderSearch:
             words.append(found[0])
             rows.append(first + int(np.argmax(is_same)))
         at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
-        self.best = _Best(self.upper_ms, at, at_rows, np.array(words))
+        self.best = Found(self.upper_ms, at, at_rows, np.array(words))
 
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
@@ -208,64 +210,66 @@ class OrderSearch:
             rows.append(first + int(np.argmin(of)))
         return np.array(rows, dtype=np.int64)
 
-    def _task(self, starts: list[Ints], number: int, focus: int = 0) -> Callable[[], _Best]:
+    def _task(self, starts: list[Ints], number: int, focus: int = 0) -> Callable[[], Found]:
         """A run of local search from one of the starts, to be called in any thread. focus: 0 moves boundaries too; else
         they stay, and the run is so many times as long."""
         turn = number // 2  # each start with either warm-up
         boundaries, num_stages = starts[turn % len(starts)].copy(), self.problem.num_stages
-        count, rows = self.problem.num_microbatches, self._rows(boundaries, turn % 2 == 0)
-        self._seed += 1
-        turn += number // (2 * len(starts))
-        seed, warm_ms = self._seed, WARMTHS[turn % len(WARMTHS)] * self._load_ms
-        table, target_ms = self.table, self._target_ms
+        rows = self._rows(boundaries, turn % 2 == 0)
         ahead = np.arange(num_stages, 0, -1)
         warmups = ahead if number % 2 else 2 * ahead - 1
-        words = np.zeros((num_stages, NUM_KINDS * count), np.int8)
-        moves = self._num_moves(words.size) * max(1, focus)
-        of_table = table.figures, table.first, table.count
+        run = self._run(turn + number // (2 * len(starts)), max(1, focus), focus == 0)
+        return lambda: run.from_pairs(boundaries, rows, warmups)
 
-        def search() -> _Best:
-            place = boundaries, rows
-            step_ms = search_pairs(
-                *of_table,
-                *place,
-                warmups,
-                words,
-                max(moves // 3, min(moves, 10_000)),
-                warm_ms,
-                seed,
-                target_ms,
-                focus == 0,
-            )
-            if np.isfinite(step_ms):
-                step_ms = anneal_words(*of_table, *place, words, moves, warm_ms, seed, target_ms, focus == 0)
-            return _Best(step_ms, boundaries, rows, words)
+    def _first_task(self, starts: list[Ints], number: int, side: int) -> Callable[[], Found]:
+        """One of both runs of a first round: of either warm-up; where modes buy room, of rules and of pairs; where
+        memory binds, of rules, and of pairs unless rules find more."""
+        if not self._has_rules:
+            at = starts[number % len(starts)].copy()
+            if side or self._steady[self._rows(at)].all():
+                return self._task(starts, 2 * number + side)
+            period_ms = self.lower_ms / (self.problem.num_microbatches * ROOMS[number % len(ROOMS)])
+            rows = rows_with_room(self.table, self.bounds.row_ms, at, period_ms)
+            run = self._run(number, 1, False, RULES_WARMTH)
+            return lambda: run.from_place(at, rows)[0]
+        return self._rules_task(starts, number, side) if not side or self._rules_lead else self._task(starts, number)
+
+    def _rules_task(self, starts: list[Ints], number: int, side: int = 0) -> Callable[[], Found]:
+        """A run that begins with the best rules of its side, or in every other turn with none at one of the starts. One
+        at a time of each side: it notes the best rules."""
+        boundaries = starts[number // 2 % len(starts)].copy()
+        rows = self._rows(boundaries, (number // 2 + side) % 2 == 0)
+        run, best = self._run(number, 1, True, RULES_WARMTH), self._ruled[side]
+
+        def search() -> Found:
+            found, ruled = run.from_place(boundaries, rows) if best is None or number % 2 == 0 else run.from_rules(best)
+            if best is None or ruled.step_ms < best.step_ms:
+                self._ruled[side] = ruled
+            return found
 
         return search
+
+    def _run(self, turn: int, times: float, may_move: bool, warmth: float = 1.0) -> Run:
+        """What is common to the next run, which is so many times as long as others, and begins so warm."""
+        self._seed += 1
+        count = self.problem.num_microbatches
+        num_moves = self._num_moves(self.problem.num_stages * NUM_KINDS * count)
+        warm_ms = WARMTHS[turn % len(WARMTHS)] * warmth * self._load_ms
+        return Run(self.table, count, int(num_moves * times), warm_ms, self._seed, self._target_ms, may_move)
 
     def _num_moves(self, num_actions: int) -> int:
         """Of a run over so many actions."""
         return max(1, min(MOVES, MOVES_PER_ACTION * num_actions, ROUND_ACTIONS // num_actions))
 
-    def _polish(self, number: int) -> Callable[[], _Best]:
+    def _polish(self, number: int) -> Callable[[], Found]:
         """A run of local search from the best words."""
         assert self.best is not None
-        best = _Best(self.best.step_ms, self.best.boundaries.copy(), self.best.rows.copy(), self.best.words.copy())
-        self._seed += 1
-        seed, target_ms, table = self._seed, self._target_ms, self.table
-        warm_ms = WARMTHS[number % len(WARMTHS)] * 0.3 * self._load_ms
-        moves = 2 * self._num_moves(best.words.size)
+        best = self.best
+        found = Found(best.step_ms, best.boundaries.copy(), best.rows.copy(), best.words.copy())
+        run = self._run(number, 2, number % 2 == 0, POLISH_WARMTH)
+        return lambda: run.go_on(found)
 
-        def search() -> _Best:
-            best.step_ms = anneal_words(
-                table.figures, table.first, table.count, best.boundaries, best.rows, best.words, moves, warm_ms, seed,
-                target_ms, number % 2 == 0,
-            )  # fmt: skip
-            return best
-
-        return search
-
-    def _offer(self, found: _Best) -> None:
+    def _offer(self, found: Found) -> None:
         """Go on from what is better than the best words, if the simulator agrees that it fits."""
         most_ms = np.inf if self.best is None else self.best.step_ms
         if found.step_ms >= most_ms:
@@ -305,7 +309,7 @@ class OrderSearch:
         self.on_better(step_ms, placement)
         return True
 
-    def _placement(self, found: _Best) -> Placement:
+    def _placement(self, found: Found) -> Placement:
         """The placement with its orders as texts."""
         lanes = [self.options.lanes[option].tolist() for option in self.table.option[found.rows]]
         held = self.options.segments.placement(found.boundaries.tolist(), lanes)
@@ -342,15 +346,14 @@ class OrderSearch:
             for _ in range(max(8, self._num_listed // DIVIDED)):
                 if not closing.divide(self.should_stop):
                     break
-            leaf_goal_ms = closing.goal_of(part) if part is not None else 0.0
-            leaf = closing.solve(part, leaf_goal_ms, self.should_stop, number) if part is not None else None
+            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves)
             for best in other.result():
                 self._offer(best)
             self._part_best()
-            if part is not None and leaf is not None:
-                self.num_leaves += 1
-                is_real = leaf.answer == "found" and self._offer_leaf(part, leaf, leaf_goal_ms)
-                closing.take(part, leaf.answer, leaf_goal_ms, is_real)
+            self.num_leaves += num_asked
+            if found is not None:
+                part, leaf, leaf_goal_ms = found
+                closing.take(part, leaf.answer, leaf_goal_ms, self._offer_leaf(*found))
             number += 1
             self.lower_ms = max(self.lower_ms, min(closing.lower_ms, self.upper_ms))
             if closing.is_done:
@@ -360,7 +363,7 @@ class OrderSearch:
                 return False
         return False
 
-    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[_Best]:
+    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[Found]:
         """So many runs of local search: from the best words and from placements that are open, in turn."""
         starts = [of for of in starts if self._has_rows(of)] or self._first_starts()
         found = []
@@ -370,6 +373,8 @@ class OrderSearch:
             turn = number + run
             if self.best is not None and turn % 3 == 0:
                 found.append(self._polish(turn // 3)())
+            elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):
+                found.append(self._rules_task(starts, turn // 3, int(turn % 3 != 1))())
             else:
                 found.append(self._task(starts, turn, FOCUS[turn % 3])())
         return found
@@ -384,7 +389,7 @@ class OrderSearch:
         else:
             assert leaf.words is not None
             rows = np.array([int(np.flatnonzero(self.table.option == option)[0]) for option in part.rows])
-            found = _Best(np.inf, at, rows, leaf.words)
+            found = Found(np.inf, at, rows, leaf.words)
             placement = self._placement(found)
         step_ms = self._play(placement)
         if self._take(placement, step_ms) and found is not None:

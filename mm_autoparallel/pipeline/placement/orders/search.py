@@ -14,6 +14,8 @@ from mm_autoparallel.pipeline.placement.orders.words import (
     Words,
     alternate,
     fill_weights,
+    fit_pairs,
+    fit_word,
     fits_word,
     move_letter,
     play_words,
@@ -72,16 +74,6 @@ def gather(table: Floats, rows: Ints, figures: Floats) -> None:
 
 
 @kernel
-def _fits_pairs(pairs: Words, most: float) -> bool:
-    in_flight = 0
-    for letter in pairs:
-        in_flight += 1 if letter == FORWARD else -1
-        if in_flight < 0 or in_flight > most:
-            return False
-    return True
-
-
-@kernel
 def search_pairs(
     table: Floats,
     first: NDArray[np.int32],
@@ -106,7 +98,7 @@ def search_pairs(
     length = 2 * num_microbatches
     figures, pairs = np.empty((num_stages, table.shape[1])), np.empty((num_stages, length), np.int8)
     patience, lead, trial = np.ones(num_stages), warmups.copy(), words.copy()
-    at, at_rows = boundaries.copy(), rows.copy()
+    at, at_rows, spare = boundaries.copy(), rows.copy(), np.empty(length, np.int8)
     gather(table, at_rows, figures)
     for s in range(num_stages):
         lead[s] = max(1, min(lead[s], num_microbatches, int(figures[s, MOST_IN_FLIGHT])))
@@ -133,6 +125,9 @@ def search_pairs(
             if not change_place(at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
+            for s in range(num_stages):
+                if at_rows[s] != old_rows[s]:
+                    fit_pairs(pairs[s], figures[s, MOST_IN_FLIGHT], spare)
         elif dice < PLACE_PART + PATIENCE_PART:
             if np.random.random() < 0.8:
                 patience[draw_below(num_stages)] = PATIENCE[draw_below(len(PATIENCE))]
@@ -153,7 +148,7 @@ def search_pairs(
             if pairs[s, source] == pairs[s, target]:
                 continue
             move_letter(pairs[s], source, target)
-            if not _fits_pairs(pairs[s], figures[s, MOST_IN_FLIGHT]):
+            if not fit_pairs(pairs[s], figures[s, MOST_IN_FLIGHT], spare):
                 pairs[s] = old_pairs[s]
                 continue
         new = fill_weights(pairs, patience, figures, trial)
@@ -240,7 +235,7 @@ def anneal_words(
     starts, position = np.empty((num_stages, length)), np.empty((num_stages, NUM_KINDS, length // NUM_KINDS), np.int64)
     stages, places = np.empty(num_stages * length, np.int64), np.empty(num_stages * length, np.int64)
     now, at, at_rows = words.copy(), boundaries.copy(), rows.copy()
-    old, old_at, old_rows = np.empty(length, np.int8), at.copy(), at_rows.copy()
+    old, old_at, old_rows, spare = words.copy(), at.copy(), at_rows.copy(), np.empty(length, np.int8)
     step, last = play_words(now, figures, starts, position)
     best, slack, num_on_path = step, 1e-12 * step, 0
     if not np.isfinite(step):
@@ -250,29 +245,29 @@ def anneal_words(
             break
         heat_ms = warm_ms * 0.1 ** (move / num_moves)
         s, source, target = -1, 0, 0
+        if num_on_path == 0:  # of the words as they are, before anything else is played
+            num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
         if may_move and np.random.random() < PLACE_PART:
             old_at[:], old_rows[:] = at, at_rows
             if not change_place(at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
-            fit = True
+            old[:], fit = now, True
             for x in range(num_stages):
                 if at_rows[x] != old_rows[x]:
-                    fit = fit and fits_word(now[x], figures[x])
+                    fit = fit and (fits_word(now[x], figures[x]) or fit_word(now[x], figures[x], spare))
             if not fit:
-                at[:], at_rows[:] = old_at, old_rows
+                now[:], at[:], at_rows[:] = old, old_at, old_rows
                 gather(table, at_rows, figures)
                 continue
         else:
-            if num_on_path == 0:
-                num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
             s, source, target = draw_move(num_stages, length, num_on_path, stages, places)
             if now[s, source] == now[s, target]:
                 continue
-            old[:] = now[s]
+            old[s] = now[s]
             move_letter(now[s], source, target)
-            if not fits_word(now[s], figures[s]):
-                now[s] = old
+            if not fits_word(now[s], figures[s]) and not fit_word(now[s], figures[s], spare):
+                now[s] = old[s]
                 continue
         new, new_last = play_words(now, figures, starts, position)
         if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
@@ -281,8 +276,8 @@ def anneal_words(
                 best = step
                 words[:], boundaries[:], rows[:] = now, at, at_rows
         elif s >= 0:
-            now[s] = old
+            now[s] = old[s]
         else:
-            at[:], at_rows[:] = old_at, old_rows
+            now[:], at[:], at_rows[:] = old, old_at, old_rows
             gather(table, at_rows, figures)
     return best

@@ -116,6 +116,83 @@ def fits_word(word: Words, figures: Floats) -> bool:
 
 
 @kernel
+def fit_word(word: Words, figures: Floats, spare: Words) -> bool:
+    """Change a word [3M] so that it fits a stage with figures [NUM_FIGURES]; whether it now does. Where not, it stays.
+
+    Forwards that exceed the room wait; weight gradients that can run come before what would exceed it. spare: [3M],
+    overwritten.
+    """
+    kept, later, room, most = figures[KEPT], figures[PENDING], figures[ROOM], figures[MOST_IN_FLIGHT]
+    in_flight, pending, delayed, owed, n = 0, 0, 0, 0, 0
+    for letter in word:
+        if letter == FORWARD:
+            delayed += 1
+        elif letter == WEIGHT:
+            if owed > 0:
+                owed -= 1
+                continue
+            if pending == 0:
+                return False
+            pending -= 1
+            spare[n] = WEIGHT
+            n += 1
+        else:
+            if in_flight == 0:
+                return False
+            while (in_flight - 1) * kept + (pending + 1) * later > room:
+                if pending == 0:
+                    return False
+                pending -= 1
+                owed += 1
+                spare[n] = WEIGHT
+                n += 1
+            in_flight -= 1
+            pending += 1
+            spare[n] = INPUT
+            n += 1
+        while delayed > 0 and in_flight < most:
+            while pending > 0 and (in_flight + 1) * kept + pending * later > room:
+                pending -= 1
+                owed += 1
+                spare[n] = WEIGHT
+                n += 1
+            if (in_flight + 1) * kept + pending * later > room:
+                break
+            in_flight += 1
+            delayed -= 1
+            spare[n] = FORWARD
+            n += 1
+    if delayed > 0 or n < len(word):
+        return False
+    word[:] = spare[:n]
+    return True
+
+
+@kernel
+def fit_pairs(pairs: Words, most: float, spare: Words) -> bool:
+    """The same of a stage's word of pairs [2M], of which at most so many may be in flight. spare: [2M] or longer."""
+    in_flight, delayed, n = 0, 0, 0
+    for letter in pairs:
+        if letter == FORWARD:
+            delayed += 1
+        else:
+            if in_flight == 0:
+                return False
+            in_flight -= 1
+            spare[n] = INPUT
+            n += 1
+        while delayed > 0 and in_flight < most:
+            in_flight += 1
+            delayed -= 1
+            spare[n] = FORWARD
+            n += 1
+    if delayed > 0:
+        return False
+    pairs[:] = spare[:n]
+    return True
+
+
+@kernel
 def fill_weights(pairs: Words, patience: Floats, figures: Floats, words: Words) -> float:
     """Complete words of forwards and input gradients, pairs [P, 2M], with weight gradients; the step in ms, infinite
     where they deadlock or do not fit.

@@ -1,0 +1,104 @@
+"""Runs of local search: from words of pairs, from rules, or from the best words, each followed by moves of letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
+from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, search_rules
+from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.table import Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Words = NDArray[np.int8]
+Rules = NDArray[np.float64]
+"""Columns of several units, see `rules`."""
+
+#: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
+#: ten times as long, and the moves of letters that follow them. Assumed.
+PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
+
+
+@dataclass(eq=False)
+class Found:
+    """Words [P, 3M] that a run found, and their step, with boundaries in segments [P + 1] and table rows [P].
+
+    is_parted: it was tried to split more of its backwards.
+    """
+
+    step_ms: float
+    boundaries: Ints
+    rows: Ints
+    words: Words
+    is_parted: bool = False
+
+
+@dataclass(eq=False)
+class Ruled:
+    """Rules [P, NUM_RULES], and the step of the words that they make of these boundaries and rows."""
+
+    step_ms: float
+    boundaries: Ints
+    rows: Ints
+    rules: Rules
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What every run has: the rows to choose from, M micro-batches, so many moves, the warmth of its start, a seed, the
+    step that is good enough, and whether boundaries and modes may change."""
+
+    table: Table
+    num_microbatches: int
+    num_moves: int
+    warm_ms: float
+    seed: int
+    target_ms: float
+    may_move: bool
+
+    def from_pairs(self, boundaries: Ints, rows: Ints, warmups: Ints) -> Found:
+        """Begin with so many forwards of each stage, [P], and pairs in turn. Overwrites boundaries and rows."""
+        words = self._words(len(rows))
+        num_moves = max(self.num_moves // PAIRS_PART, min(self.num_moves, FEW_PAIRS))
+        step_ms = search_pairs(
+            *self._rows, boundaries, rows, warmups, words, num_moves, self.warm_ms, self.seed, self.target_ms,
+            self.may_move,
+        )  # fmt: skip
+        return self.go_on(Found(step_ms, boundaries, rows, words))
+
+    def from_place(self, boundaries: Ints, rows: Ints) -> tuple[Found, Ruled]:
+        """Begin with rules of no waits. Overwrites boundaries and rows."""
+        rules = np.empty((len(rows), NUM_RULES))
+        begin_rules(self.num_microbatches, rules)
+        return self.from_rules(Ruled(np.inf, boundaries, rows, rules))
+
+    def from_rules(self, ruled: Ruled) -> tuple[Found, Ruled]:
+        """Begin with rules that are known; the best words, and the best rules."""
+        boundaries, rows, rules = ruled.boundaries.copy(), ruled.rows.copy(), ruled.rules.copy()
+        words = self._words(len(rows))
+        step_ms = search_rules(
+            *self._rows, boundaries, rows, rules, words, max(1, self.num_moves // RULES_PART), self.warm_ms, self.seed,
+            self.target_ms, self.may_move,
+        )  # fmt: skip
+        best = Ruled(step_ms, boundaries.copy(), rows.copy(), rules)
+        return self.go_on(Found(step_ms, boundaries, rows, words), AFTER_RULES_PART), best
+
+    def go_on(self, found: Found, part: int = 1) -> Found:
+        """Move letters of words that are known, which are overwritten with the best. part: of the run's moves."""
+        if np.isfinite(found.step_ms):
+            found.step_ms = anneal_words(
+                *self._rows, found.boundaries, found.rows, found.words, max(1, self.num_moves // part),
+                self.warm_ms, self.seed, self.target_ms, self.may_move,
+            )  # fmt: skip
+        return found
+
+    @property
+    def _rows(self) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
+        return self.table.figures, self.table.first, self.table.count
+
+    def _words(self, num_stages: int) -> Words:
+        return np.zeros((num_stages, NUM_KINDS * self.num_microbatches), np.int8)
