@@ -21,7 +21,7 @@ NO_SEARCH = ("pipeline/balance/", "pipeline/placement/bubbles/")
 
 @pytest.mark.nightly
 def test_every_kernel_is_compiled_before(tmp_path: Path, repository: Path, sources: dict[str, ast.Module]) -> None:
-    command = "from mm_autoparallel.planner.search.watched import compile_search; compile_search(('free',))"
+    command = "from mm_autoparallel.planner.search.watched import compile_search; compile_search(('free',), 2)"
     folders = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", command], cwd=repository, env=os.environ | folders, check=True)
     compiled = {path.name.rpartition("-")[0] for path in tmp_path.rglob("*.nbi")}

@@ -3,9 +3,10 @@
 The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
 it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
 waits until that one is settled, and then has its bound. A named order of one chunk a stage, or a given one, is one of
-those that are tried where the order is to be found, at the same costs: it waits for that strategy. So is a named one of
-two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does not wait, for
-what is found of it is what that one begins with.
+those that are tried where the order is to be found, at the same costs: it waits for that strategy, until a turn of that
+one ended without proof. Then it has a turn itself, for what is found of it is what the next turn begins with. So is a
+named one of two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does
+not wait at all.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class Agenda:
         self.push(self.pipelines[-1])
 
     def push(self, pipeline: Pipeline) -> None:
-        """Look at it again when its turn comes; and once at those that wait for it where it has no placement yet."""
+        """Look at it again when its turn comes; and once at those that wait for it where its order is not found yet."""
         heapq.heappush(self._heap, pipeline.rank)
-        if _has_none(pipeline):
+        if _is_unproven(pipeline):
             self.release(pipeline)
 
     def next_open(
@@ -108,13 +109,15 @@ class Agenda:
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
             self._find_betters(pipeline)
             pipeline.learn_from_betters()
+            if any(_is_over(better, cutoff_ms, keep) for better in pipeline.betters):
+                pipeline.elsewhere_ms, pipeline.within_ms = pipeline.bound_ms, math.inf
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
                 continue
             unsettled = (
                 p for p in pipeline.betters if not (p.given_up or p.is_closed(cutoff_ms, gap_fraction) or is_found_v(p))
             )
-            better = next((p for p in unsettled if not (_has_none(p) and pipeline.num_slices == 0)), None)
+            better = next((p for p in unsettled if not (_is_unproven(p) and pipeline.num_unfinished == 0)), None)
             if better is not None:
                 better.waiting.append(pipeline)
                 pipeline.is_waiting = True
@@ -238,9 +241,16 @@ def _may_be_found(pipeline: Pipeline) -> bool:
     return not pipeline.has_chunks or (schedule.v_shaped and not schedule.pairs)
 
 
-def _has_none(pipeline: Pipeline) -> bool:
-    """Whether placements in any order were looked for, and none was found: a named order may be easier to place."""
-    return pipeline.strategies[0].schedule == FREE and pipeline.num_slices > 0 and pipeline.placement is None
+def _is_unproven(pipeline: Pipeline) -> bool:
+    """Whether its order was to be found, and a turn ended without plan or proof: a named one is easier to place."""
+    is_known = pipeline.placement is not None and not pipeline.num_unfinished
+    return pipeline.strategies[0].schedule == FREE and pipeline.num_slices > 0 and not is_known
+
+
+def _is_over(pipeline: Pipeline, cutoff_ms: float, keep: float) -> bool:
+    """Whether it is no plan below the cutoff, and what is left of it is not of interest: nor is what cannot beat it."""
+    is_beaten = max(pipeline.betters_ms, pipeline.within_ms) >= keep * cutoff_ms
+    return is_beaten and not pipeline.infeasible and pipeline.rank_ms >= cutoff_ms
 
 
 def is_too_much(pipeline: Pipeline) -> bool:

@@ -36,7 +36,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.planner.search.agenda import Agenda, is_found_v, is_too_much
+from mm_autoparallel.planner.search.agenda import Agenda, is_too_much
 from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
@@ -303,7 +303,7 @@ class _Search:
         assert pipeline.problem is not None
         neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
         hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
-        if is_found_v(pipeline):
+        if pipeline.strategies[0].schedule == FREE:
             hint = best_start(pipeline, self.ranked(), hint)
         problem = pipeline.level.problem or pipeline.problem
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
