@@ -128,6 +128,8 @@ class Agenda:
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
+            if pipeline.is_refined and pipeline.trimming.begin(pipeline, cutoff_ms, should_stop):
+                return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
                 self.was_rough = self.was_rough or rough_fraction > gap_fraction
                 pipeline.tighten(cutoff_ms, should_stop)

@@ -26,7 +26,7 @@ from mm_autoparallel.pipeline.layout import Layout
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.memory import list_shelved_bytes, list_stage_memory
-from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.planner.chance_to_fit import (
     FRAGMENTED_FACTOR,
     device_peak_bytes,
@@ -81,13 +81,19 @@ class Caution:
         """Device peak over memory of the fullest stage, as Estimate.device_peak_bytes tells it; infinite where the
         placement does not keep the limits of `problem`, the pipeline of `strategy`, whose chain has footprints."""
         timeline = simulate(problem, placement)
-        peaks = timeline.peak_memory_bytes
-        if find_misfits(problem, peaks, timeline.peak_host_bytes):
+        if find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes):
             return math.inf
+        return max(self.list_fills(problem, placement, strategy, timeline))
+
+    def list_fills(
+        self, problem: Problem, placement: Placement, strategy: Strategy, timeline: Timeline
+    ) -> tuple[float, ...]:
+        """The same of each stage, as `timeline` plays the placement."""
+        peaks = timeline.peak_memory_bytes
         stages = list_stage_memory(problem, placement, timeline.graph, peaks)
         shelved = list_shelved_bytes(problem, placement, timeline.graph)
         num_kinds = count_communicator_kinds(strategy)
-        return max(
+        return tuple(
             device_peak_bytes(stage, shelved_bytes, num_kinds) * self._memory_fraction / limit
             for stage, shelved_bytes, limit in zip(stages, shelved, problem.memory_limit_bytes, strict=True)
         )

@@ -27,6 +27,7 @@ from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.level import Level, is_known
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
+from mm_autoparallel.planner.search.trimming import Trimming
 
 #: Whether placing it took longer than its time (1), and no bound costs less (2); whether that takes long anyway; its
 #: bound in ms; its number.
@@ -61,8 +62,8 @@ class Pipeline:
     promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked. is_favoured:
     placed before others of several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound
     it has. waiting: those that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it.
-    given_up: every process that placed it died.
-    cutoff_ms: the cutoff when it was closed.
+    given_up: every process that placed it died. cutoff_ms: the cutoff when it was closed.
+    trimming: emptier plans that are looked for between its slices.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Pipeline:
     is_waiting: bool = False
     given_up: bool = False
     cutoff_ms: float | None = None
+    trimming: Trimming = field(default_factory=Trimming)
 
     @property
     def bound_ms(self) -> float:
@@ -176,8 +178,7 @@ class Pipeline:
     def raise_bound(self, step_ms: float, bounded_by: Bounded) -> None:
         """No placement of its level is below step_ms."""
         if step_ms > self.within_ms:
-            if step_ms > self.bound_ms:
-                self.bounded_by = bounded_by
+            self.bounded_by = bounded_by if step_ms > self.bound_ms else self.bounded_by
             self.within_ms = step_ms
 
     # -------------------------------------------------------------------------------------------------------- placing
@@ -189,6 +190,8 @@ class Pipeline:
         if not answer.is_last:
             return
         self.solve_s += answer.solve_s
+        if self.trimming.end():
+            return
         self.num_slices += 1
         self.given_up = bool(answer.reason) and not answer.infeasible
         if not self.is_probing or self.given_up:
@@ -271,8 +274,7 @@ class Pipeline:
 
     def foresee(self, should_stop: Callable[[], bool]) -> bool:
         """Before it is placed, where that takes long and its level is far too full: ask what it may rank at, by which
-        it has its turn, and try that fill then. Whether it was asked now.
-        """
+        it has its turn, and try that fill then. Whether it was asked now."""
         fill = self.caution.fill_at(PROBES[0])
         if not self.has_chunks or self.num_slices or self.caution.factor(self.level.fill_fraction) < PROBE_FACTOR:
             return False
@@ -295,8 +297,7 @@ class Pipeline:
         Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
         Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
         counts or does not keep the limits: then each placement of the level is judged by itself if they are few; else
-        the level ends below that placement, and what it leaves out has its bound.
-        """
+        the level ends below that placement, and what it leaves out has its bound."""
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms

@@ -307,6 +307,8 @@ class _Search:
             hint = best_start(pipeline, self.ranked(), hint)
         problem = pipeline.level.problem or pipeline.problem
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
+        if pipeline.trimming.problem:
+            problem, cutoff_ms = pipeline.trimming.problem, pipeline.trimming.cutoff_ms
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
         time_limit_s = next_slice_s(pipeline)
@@ -330,9 +332,8 @@ class _Search:
         return left_s if len(still_open) > 1 else 0.0
 
     def settle(self) -> None:
-        """Place the winner once more, from nothing: which of its equally fast placements was found depends on when
-        other processes ended, and the same job should give the same plan.
-        """
+        """Place the winner once more, from nothing: which of equally fast placements was found depends on when other
+        processes ended, and the same job should give the same plan."""
         winner = next(iter(self.ranked()), None)
         if winner is None or winner.problem is None or not 0.0 < winner.solve_s <= SETTLE_S:
             return
@@ -365,9 +366,7 @@ class _Search:
         )
 
     def result(self) -> SearchResult:
-        """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
-        plan.
-        """
+        """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) without a plan."""
         estimates, candidates = self.end()
         if not estimates and self.engine_warnings and self.why_stopped() == "processes died":
             raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")

@@ -7,7 +7,7 @@ fuller, and the further below the best that may end, the more it leaves out.
 from __future__ import annotations
 
 #: Once such a part of the time limit is gone, levels end this close to the best. Assumed.
-FRACTIONS = {0.4: 0.004, 0.8: 0.008}
+FRACTIONS = {0.4: 0.004, 0.7: 0.006, 0.9: 0.008}
 #: No further from it than the first, before a level had so many turns. Assumed.
 MOST_SLICES = 2
 

@@ -14,6 +14,7 @@ FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 #: Of it, with chunks or a free order: many such strategies, and good plans of each are found early. Assumed.
 DEAR_SLICE_FRACTION = 0.3
 MOST_PROBING = 1  # times that of a fill tried in between, which helps other levels and settles nothing. Assumed.
+MOST_TRIMMING = 1  # times that of the search for an emptier plan, which bounds nothing either. Assumed.
 LEVELS = 5.0  # once they may end roughly (search/rough.py), a level has such a part of what is left at once. Assumed.
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 
@@ -23,7 +24,8 @@ def next_slice_s(pipeline: Pipeline) -> float:
     strategy = pipeline.strategies[0]
     first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
     first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == FREE else 1.0
-    return first_s * SLICE_GROWTH ** min(pipeline.num_unfinished, MOST_PROBING if pipeline.is_probing else math.inf)
+    most = MOST_PROBING if pipeline.is_probing else MOST_TRIMMING if pipeline.trimming.problem else math.inf
+    return first_s * SLICE_GROWTH ** min(pipeline.num_unfinished, most)
 
 
 def level_slice_s(slice_s: float, last_s: float, elapsed_s: float, left_s: float) -> float:

@@ -1,0 +1,95 @@
+"""Emptier plans of a free order, looked for between the slices of a level: they bound nothing and are the level's."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
+from mm_autoparallel.pipeline.solve.task import Answer
+from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.space import list_space
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+LAYERS = {"num_layers": 6, "hidden_size": 2048, "ffn_size": 5504, "num_heads": 16, "norm": "rms"}
+
+
+def never() -> bool:
+    return False
+
+
+def job_of(schedule: str) -> Job:
+    document = {
+        "model": {"text": {"vocab_size": 32000, "layers": LAYERS}},
+        "cluster": {"num_nodes": 1, "devices_per_node": 2, "device": "h100-80g"},
+        "workload": {"global_batch_size": 6, "seq_length": 2048},
+        "search": {"pp": [2], "tp": [1], "mbs": [1], "schedule": schedule, "choice": "point"},
+    }
+    return parse_job(document, Path("job.json"))
+
+
+def first_of(schedule: str) -> Pipeline:
+    """The one pipeline of the job, before it is placed."""
+    job = job_of(schedule)
+    agenda = Agenda(CostModel(job))
+    for entry in list_space(job, lambda: None):
+        agenda.admit(entry, never)
+    pipeline = agenda.next_open(math.inf, 0.0, 0.0, never)
+    assert pipeline is not None
+    return pipeline
+
+
+def place_level(pipeline: Pipeline, fill: float) -> None:
+    """Leave it at a level of so much memory, placed once."""
+    pipeline.level.fill_fraction = fill
+    pipeline.tighten(math.inf, never)
+    assert pipeline.level.problem is not None
+    result = place(pipeline.level.problem)
+    found = Answer(pipeline.number, result.placement, result.step_ms, result.lower_bound_ms, 0.1)
+    pipeline.take(found, math.inf)
+    assert pipeline.level.num_slices == 1
+
+
+def test_what_is_placed_is_emptier_and_of_the_same_bound() -> None:
+    pipeline = first_of("free")
+    fill = 0.5
+    place_level(pipeline, fill)
+    level, cutoff_ms = pipeline.level, 2.0 * pipeline.rank_ms
+    pipeline.rank_ms = cutoff_ms
+    assert pipeline.trimming.begin(pipeline, cutoff_ms, never)
+    trimmed, whole = pipeline.trimming.problem, level.problem
+    assert trimmed is not None
+    assert whole is not None
+    assert all(less < more for less, more in zip(trimmed.memory_limit_bytes, whole.memory_limit_bytes, strict=True))
+    assert trimmed.chain == whole.chain
+    bound_ms = bound_step(whole, should_stop=never).step_ms
+    assert bound_step(trimmed, should_stop=never).step_ms >= bound_ms * (1.0 - 1e-9)
+    assert not pipeline.trimming.begin(pipeline, cutoff_ms, never)  # once after each slice
+
+
+def test_it_counts_as_no_slice_and_bounds_nothing() -> None:
+    pipeline = first_of("free")
+    place_level(pipeline, 0.5)
+    before = pipeline.level.num_slices, pipeline.num_slices, pipeline.within_ms, pipeline.bound_ms
+    assert pipeline.trimming.begin(pipeline, 2.0 * pipeline.rank_ms, never) or pipeline.trimming.problem is None
+    pipeline.trimming.problem = pipeline.trimming.problem or pipeline.level.problem
+    nothing = Answer(
+        pipeline.number, None, math.inf, 10.0 * pipeline.within_ms, 0.1, infeasible=True, reason="too tight"
+    )
+    pipeline.take(nothing, math.inf)
+    assert (pipeline.level.num_slices, pipeline.num_slices, pipeline.within_ms, pipeline.bound_ms) == before
+    assert not pipeline.infeasible
+    assert pipeline.trimming.problem is None
+
+
+def test_named_orders_are_not_trimmed() -> None:
+    pipeline = first_of("1f1b")
+    place_level(pipeline, 0.5)
+    assert not pipeline.trimming.begin(pipeline, 2.0 * pipeline.rank_ms, never)
