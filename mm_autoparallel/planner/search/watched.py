@@ -23,7 +23,7 @@ from mm_autoparallel.planner.search.space import describe_strategy
 from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
 
-_ENCODER = Encoder("any", (1.0,), (0.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
+_ENCODER = Encoder("any", (1.0,), (1.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
 
 
 def compile_search(schedules: Sequence[str] = (), max_vpp: int = 1) -> None:

@@ -103,7 +103,7 @@ def bound_gaps(graph: TaskGraph, times: Times, strands: tuple[Strand, ...], floo
     """A step, at least floor_ms, that no order of a cut with these times goes below. graph: of equal micro-batches, one
     chunk a stage, forwards and whole backwards."""
     arrays = graph.stage, graph.kind, graph.micro_batch, graph.dependency, graph.hop
-    starts_ms, rests_ms = _find_paths(*arrays, times)
+    starts_ms, rests_ms = find_paths(*arrays, times, np.zeros(graph.num_stages))
     of_task = np.where(graph.kind == FORWARD, times.forward_ms[graph.stage], times.backward_ms[graph.stage])
     ends_ms = starts_ms + of_task
     least_ms = max(floor_ms, float(np.max(starts_ms + rests_ms)) * (1.0 - ROUNDING_FRACTION))
@@ -138,13 +138,20 @@ def _raise(gaps: Gaps, least_ms: float) -> float:
 
 
 @kernel
-def _find_paths(
-    stage: IntArray, kind: IntArray, micro_batch: IntArray, dependency: IntArray, hop: IntArray, times: Times
+def find_paths(
+    stage: IntArray,
+    kind: IntArray,
+    micro_batch: IntArray,
+    dependency: IntArray,
+    hop: IntArray,
+    times: Times,
+    begin_ms: Floats,
 ) -> tuple[Floats, Floats]:
-    """[n] the earliest start of each task, and the longest path from its start to the end of the step."""
-    n, num_stages = stage.shape[0], times.forward_ms.shape[0]
+    """[n] the earliest start of each task in ms, and the longest path from its start to the end of the step. The arrays
+    as TaskGraph has them; begin_ms: [P] before which a stage begins nothing."""
+    n = stage.shape[0]
     starts, rests = np.zeros(n), np.zeros(n)
-    free = np.zeros(num_stages)
+    free = begin_ms.copy()
     for task in range(n):
         s = stage[task]
         is_forward = kind[task] == FORWARD

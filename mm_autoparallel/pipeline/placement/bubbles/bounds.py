@@ -22,6 +22,7 @@ from mm_autoparallel.pipeline.placement.bounds.cuts import Cuts
 from mm_autoparallel.pipeline.placement.bounds.gaps import Strand, find_actions, find_tasks
 from mm_autoparallel.pipeline.placement.bounds.kept_paths import Beside
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import goes_back_and_forth
+from mm_autoparallel.pipeline.placement.bounds.pairs import Pair
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
@@ -107,21 +108,27 @@ def decoder_beside(problem: EncodedProblem) -> Problem:
     With 1F1B a stage is as full as ever when it begins a micro-batch that is late enough. What encoders keep of that
     micro-batch for its backward lies on their devices then.
     """
+    return _with_kept(problem, (-1, 0), 1)
+
+
+def _with_kept(problem: EncodedProblem, part_of: tuple[int, int], number: int) -> Problem:
+    """The same where a stage keeps `number` passes of one part of an encoder, more than one, at some such moment."""
     decoder = decoder_on_devices(problem)
     num_stages, count = decoder.num_stages, decoder.num_microbatches
     held = np.zeros(num_stages)
     if decoder.num_chunks > 1 or not goes_back_and_forth(decoder.schedule, num_stages, count):
         return decoder
-    for encoder in problem.encoders:
+    for owner, encoder in enumerate(problem.encoders):
         num_pipelines, num_passes = len(encoder.pipelines), encoder.num_passes(count)
         if encoder.run != "bubbles" or encoder.is_frozen:
             continue
         for turn, pipeline in enumerate(encoder.pipelines[:num_passes]):
             last = turn + (num_passes - 1 - turn) // num_pipelines * num_pipelines
             num_begun = encoder.microbatches_of(last, count).stop
-            for device, kept_bytes in zip(pipeline, encoder.activation_bytes, strict=True):
-                if device < num_stages and num_begun >= min(num_stages - device, count):
-                    held[device] = max(held[device], kept_bytes)
+            for part, (device, kept_bytes) in enumerate(zip(pipeline, encoder.activation_bytes, strict=True)):
+                kept = number if (owner, part) == part_of else 1
+                if device < num_stages and (kept > 1 or num_begun >= min(num_stages - device, count)):
+                    held[device] = max(held[device], kept * kept_bytes)
     static = np.array(decoder.stage_static_bytes) + held
     return replace(decoder, stage_static_bytes=tuple(static.tolist()))
 
@@ -141,7 +148,13 @@ def list_cuts(problem: EncodedProblem, look: Look) -> Cuts | None:
     graph = full_graph(decoder.schedule, decoder.num_stages, 1, decoder.num_microbatches)
     feed_ms, return_ms = _ways_ms(problem)
     return replace(
-        cuts, graph=graph, strands=tuple(_list_strands(problem, graph)), feed_ms=feed_ms, return_ms=return_ms
+        cuts,
+        graph=graph,
+        strands=tuple(_list_strands(problem, graph)),
+        feed_ms=feed_ms,
+        return_ms=return_ms,
+        pairs=tuple(_list_pairs(problem, graph)),
+        beside_kept=lambda part_of, kept: cut_into_segments(relaxed(_with_kept(problem, part_of, kept))),
     )
 
 
@@ -167,6 +180,26 @@ def _ways_ms(problem: EncodedProblem) -> tuple[Floats, Floats]:
 
 def _list_strands(problem: EncodedProblem, graph: TaskGraph) -> Iterator[Strand]:
     """The strands of passes on the decoder's devices, of encoders that feed it or run for other steps."""
+    for encoder, passes, part, stage in _list_passes(problem, graph):
+        yield _forwards(encoder, graph, passes, part, stage)
+        if not encoder.is_frozen:
+            yield _backwards(encoder, graph, passes, part, stage)
+
+
+def _list_pairs(problem: EncodedProblem, graph: TaskGraph) -> Iterator[Pair]:
+    """Those of encoders that train."""
+    decoder = problem.decoder
+    is_limited = goes_back_and_forth(decoder.schedule, decoder.num_stages, decoder.num_microbatches)
+    for encoder, passes, part, stage in _list_passes(problem, graph):
+        if encoder.run == "bubbles" and not encoder.is_frozen:
+            own = encoder, graph, passes, part, stage
+            keeps = is_limited and encoder.activation_bytes[part] > 0.0
+            yield Pair((problem.encoders.index(encoder), part), _forwards(*own), _backwards(*own), keeps)
+
+
+def _list_passes(problem: EncodedProblem, graph: TaskGraph) -> Iterator[tuple[Encoder, list[range], int, int]]:
+    """Of each pipeline of an encoder that feeds the decoder or runs for other steps, and each of its stages on a device
+    of the decoder: the micro-batches of its passes, which stage of the encoder's, and which of the decoder's."""
     count = problem.decoder.num_microbatches
     followed = {encoder.follows for encoder in problem.encoders}
     for encoder in problem.encoders:
@@ -174,11 +207,8 @@ def _list_strands(problem: EncodedProblem, graph: TaskGraph) -> Iterator[Strand]
             indices = range(turn, encoder.num_passes(count), len(encoder.pipelines))
             passes = [encoder.microbatches_of(index, count) for index in indices]
             for part, stage in enumerate(pipeline):
-                if encoder.run == "cached" or encoder.name in followed or stage >= graph.num_stages or not passes:
-                    continue
-                yield _forwards(encoder, graph, passes, part, stage)
-                if not encoder.is_frozen:
-                    yield _backwards(encoder, graph, passes, part, stage)
+                if not (encoder.run == "cached" or encoder.name in followed or stage >= graph.num_stages or not passes):
+                    yield encoder, passes, part, stage
 
 
 def _forwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: int, stage: int) -> Strand:
