@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations_with_replacement
 
 import numpy as np
+from pass_gaps import list_words
 
 from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import list_cuts
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem
-from mm_autoparallel.pipeline.schedules.action import FORWARD
-from mm_autoparallel.pipeline.simulate.encoders.play import Player, words_by_starts
-from mm_autoparallel.pipeline.simulate.encoders.tasks import DECODER, Tasks, list_tasks
+from mm_autoparallel.pipeline.simulate.encoders.play import Player
+from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, list_tasks
 
 #: A bound is found to a part of 1e-5.
 CLOSE_FRACTION = 3e-5
@@ -42,22 +41,10 @@ def draw(dice: random.Random) -> EncodedProblem:
 def every_step(tasks: Tasks) -> Iterator[float]:
     """The step of every way to put passes between the actions of their stage that keeps limits."""
     player = Player(tasks)
-    stage = int(tasks.lane[tasks.owner == 0][0])
-    of_stage = np.flatnonzero(tasks.lane == stage)
-    is_pass = tasks.owner[of_stage] != DECODER
-    actions, passes = of_stage[~is_pass], of_stage[is_pass]
-    forwards, backwards = (passes[(tasks.kind[passes] == FORWARD) == is_forward] for is_forward in (True, False))
-    places = range(len(actions) + 1)
-    for early in combinations_with_replacement(places, len(forwards)):
-        for late in combinations_with_replacement(places, len(backwards)):
-            keys = np.zeros(tasks.num_tasks)
-            keys[actions] = np.arange(len(actions)) + 0.5
-            keys[forwards] = np.array(early) + 1e-3 * np.arange(len(forwards))
-            keys[backwards] = np.array(late) + 1e-3 * np.arange(len(backwards)) + 0.1
-            words = words_by_starts(tasks, keys.tolist())
-            step_ms = player.step_ms(words)
-            if np.isfinite(step_ms) and player.fits(words):
-                yield step_ms
+    for words in list_words(tasks, int(tasks.lane[tasks.owner == 0][0])):
+        step_ms = player.step_ms(words)
+        if np.isfinite(step_ms) and player.fits(words):
+            yield step_ms
 
 
 def every_placement(of: EncodedProblem) -> Iterator[Placement]:
