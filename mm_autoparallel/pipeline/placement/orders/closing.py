@@ -1,7 +1,8 @@
 """Closing: placements that can still win, refuted one after another until none is left below a goal.
 
 They are listed in order of their bound, refuted by it (`bounds`) or by time windows (`propagate`) where these suffice,
-divided where stages have several ways to run what they hold, and solved by CP-SAT (`leaf`) where nothing else helps.
+divided where stages have several ways to run what they hold, shaved (`shaving`), and solved by CP-SAT (`leaf`) where
+nothing else helps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, join_rows, list_placements
-from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM, WEIGHT_MS
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    MOST_HELD,
+    MOST_IN_FLIGHT,
+    MOST_PENDING,
+    NUM_KINDS,
+    ROOM,
+    WEIGHT_MS,
+)
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
+from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,6 +37,11 @@ Ints = NDArray[np.int64]
 CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
 #: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
 ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
+#: Cuts of a part before CP-SAT is asked of it, unless a round takes less than so many of them; and what one takes in
+#: CP-SAT's deterministic time for each pair of a stage's actions.
+CUTS, FEW_CUTS, CUT_EFFORT_S = 100, 10, 8e-9
+#: Cuts of a part for each goal that is tried where CP-SAT left it open so many times.
+CUTS_OF_GOAL, HARD_FAILURES = 40, 2
 #: Columns of which a relaxed stage has the largest of its rows; of all others the least.
 _LARGEST = [ROOM, MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING]
 #: What arithmetic may have lost: bounds are claimed so much lower.
@@ -41,7 +55,8 @@ FIRST_SLACK, SLACK_FACTOR, MOST_SLACK = 1e-7, 3.0, 1e-5
 class Part:
     """Placements of the same boundaries [P + 1], each stage in one of the rows [.] that are its own, in order.
 
-    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. mixed: relaxed
+    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. shaving:
+    windows of its actions below the goal, or a higher one. mixed: relaxed
     figures are too good for it. slack_fraction: by how much the goal is lowered for it. stuck: nothing here can decide
     it.
     """
@@ -53,6 +68,7 @@ class Part:
     effort_s: float = field(compare=False, default=FIRST_EFFORT_S)
     failures: int = field(compare=False, default=0)
     is_refined: bool = field(compare=False, default=False)
+    shaving: Shaving | None = field(compare=False, default=None)
     mixed: bool = field(compare=False, default=False)
     slack_fraction: float = field(compare=False, default=0.0)
     stuck: bool = field(compare=False, default=False)
@@ -101,7 +117,7 @@ class Closing:
         self.goal_ms = goal_ms
         self.open = [part for part in self.open if part.bound_ms < goal_ms]
         for part in self.open:  # what was left open above may be refuted here
-            part.failures, part.slack_fraction, part.stuck = 0, 0.0, False
+            part.failures, part.slack_fraction, part.stuck, part.shaving = 0, 0.0, False, None
         heapq.heapify(self.open)
 
     def list_on(self, num_placements: int, should_stop: Callable[[], bool]) -> None:
@@ -186,45 +202,88 @@ class Closing:
             self._keep(part.boundaries, np.delete(part.rows, out), part.bound_ms)
         return True
 
-    def choose(self) -> Part | None:
+    def choose(self, other_than: Part | None = None) -> Part | None:
         """The next part for CP-SAT: of the least bound among those that were tried least."""
-        able = [part for part in self.open if part.is_single and not part.stuck]
+        able = [part for part in self.open if part.is_single and not part.stuck and part is not other_than]
         return min(able, key=lambda part: (part.effort_s, part.bound_ms)) if able else None
 
-    def goal_of(self, part: Part) -> float:
+    def goal_of(self, part: Part, num_tries: int) -> float:
         """What CP-SAT is asked of a part: the goal, or, in every other try after one without an answer, a lower one."""
         is_close = part.slack_fraction > 0.0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms
-        if is_close or part.failures % 2 == 0:
+        if is_close or num_tries % 2 == 0:
             return self.goal_ms * (1.0 - part.slack_fraction)
         return 0.3 * part.bound_ms + 0.7 * self.goal_ms
 
-    def solve_on(self, should_stop: Callable[[], bool], seed: int) -> tuple[int, Asked | None]:
-        """Ask CP-SAT of one part after the other for a round, or until it finds something; how many it was asked of,
-        and what it found, of which `take` is to be told.
-        """
-        spent_s, num_asked = 0.0, 0
-        while spent_s < ROUND_EFFORT_S and not should_stop():
-            part = self.choose()
-            if part is None:
-                break
-            goal_ms = self.goal_of(part)
-            leaf = self.solve(part, goal_ms, should_stop, seed + num_asked)
-            num_asked, spent_s = num_asked + 1, spent_s + leaf.spent_s + MODEL_EFFORT_S
-            if leaf.answer == "found":
-                return num_asked, (part, leaf, goal_ms)
-            self.take(part, leaf.answer, goal_ms, is_real=False)
-        return num_asked, None
-
-    def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
-        """CP-SAT on one part."""
-        num_microbatches = self.options.segments.problem.num_microbatches
+    def ask(self, part: Part, should_stop: Callable[[], bool], seed: int, num_tries: int) -> Callable[[], Asked]:
+        """CP-SAT on a part as it is now, to be called in any thread; of what it answers `take` is to be told."""
+        num_microbatches, goal_ms = self.options.segments.problem.num_microbatches, self.goal_of(part, num_tries)
         effort = part.effort_s, should_stop, seed
         if not part.mixed:
-            return solve_leaf(self._figures(part.rows), num_microbatches, goal_ms, *effort)
+            figures = self._figures(part.rows)
+            windows = None if part.shaving is None else (part.shaving.earliest, part.shaving.latest)
+            return lambda: (part, solve_leaf(figures, num_microbatches, goal_ms, *effort, windows), goal_ms)
         rows = part.rows
         split, whole = self.options.split[rows], self.options.whole[rows]
         may_split = self.options.is_split[rows] & (split[:, WEIGHT_MS] > 0.0)
-        return solve_mixed_leaf(split, whole, may_split, num_microbatches, goal_ms, *effort)
+        return lambda: (part, solve_mixed_leaf(split, whole, may_split, num_microbatches, goal_ms, *effort), goal_ms)
+
+    def solve_on(
+        self, should_stop: Callable[[], bool], seed: int, asked: Part | None = None
+    ) -> tuple[int, Asked | None]:
+        """Shave one part after the other, and ask CP-SAT of it, for a round, or until it finds something; how many it
+        was asked of, and what it found, of which `take` is to be told. asked: what another thread asks it of meanwhile;
+        where no other part is left, it is asked of that one with another seed and goal.
+        """
+        spent_s, num_asked = 0.0, 0
+        while spent_s < ROUND_EFFORT_S and not should_stop():
+            part, num_tries = self.choose(asked), 0
+            if part is None:
+                part, num_tries = asked, 1
+            if part is None or part not in self.open:
+                break
+            if part.shaving is None:
+                part.shaving, effort_s = self._shave(part, self.goal_ms, CUTS, should_stop)
+                spent_s += effort_s
+                if part.shaving.is_refuted:
+                    self.take(part, "infeasible", self.goal_ms, is_real=False)
+                    continue
+            answered = self.ask(part, should_stop, seed + num_asked, part.failures + num_tries)()
+            _, leaf, goal_ms = answered
+            num_asked, spent_s = num_asked + 1, spent_s + leaf.spent_s + MODEL_EFFORT_S
+            if leaf.answer == "found":
+                return num_asked, answered
+            self.take(part, leaf.answer, goal_ms, is_real=False)
+            if part.failures == HARD_FAILURES:
+                spent_s += self._raise_bound(part, should_stop)
+            if part is asked:
+                break
+        return num_asked, None
+
+    def _shave(
+        self, part: Part, goal_ms: float, most_cuts: int, should_stop: Callable[[], bool]
+    ) -> tuple[Shaving, float]:
+        """Windows of a part below a goal, and the effort of them."""
+        figures, num_microbatches = self._figures(part.rows), self.options.segments.problem.num_microbatches
+        shaving, num_cuts = Shaving(num_microbatches, figures, goal_ms), 1
+        effort_s = CUT_EFFORT_S * len(figures) * (NUM_KINDS * num_microbatches) ** 2
+        most_cuts = min(most_cuts, int(ROUND_EFFORT_S / effort_s))
+        while FEW_CUTS <= most_cuts > num_cuts and not shaving.is_done and not should_stop():
+            num_cuts += shaving.go_on()
+        return shaving, effort_s * num_cuts
+
+    def _raise_bound(self, part: Part, should_stop: Callable[[], bool]) -> float:
+        """Raise a part's bound to what cuts refute; the effort."""
+        high_ms, spent_s = self.goal_ms, 0.0
+        while high_ms - part.bound_ms > CLOSE_FRACTION * self.goal_ms and not should_stop():
+            middle_ms = 0.5 * (part.bound_ms + high_ms)
+            shaving, effort_s = self._shave(part, middle_ms, CUTS_OF_GOAL, should_stop)
+            spent_s += effort_s
+            if shaving.is_refuted:
+                part.bound_ms = middle_ms
+            else:
+                high_ms = middle_ms
+        heapq.heapify(self.open)
+        return spent_s
 
     def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
         """Note an answer. is_real: orders that were found fit and are below the goal."""

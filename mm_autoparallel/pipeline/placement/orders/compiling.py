@@ -10,6 +10,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_K
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 from mm_autoparallel.pipeline.placement.orders.slimming import find_peak, hold_at_most, play_actions
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.signals import interrupted_by_signals
@@ -30,6 +31,7 @@ def compile_orders() -> None:
         search_rules(*place, np.ones((2, NUM_RULES)), words, 1, 1.0, 0, 0.0, True)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)
+        Shaving(1, table, 10.0).go_on()
         actions, alone = np.zeros((1, 2), dtype=np.int8), np.ones(1)
         play_actions(actions, np.array([2]), np.ones((1, 4)), np.ones((2, 0)), alone)
         find_peak(actions[0], 1.0, 1.0)

@@ -41,6 +41,8 @@ Words = NDArray[np.int8]
 TIME_UNITS, ROOM_UNITS = 2**26, 2**14
 #: So close to whole numbers of units are those that people meant to be.
 EXACT_FRACTION = 1e-12
+#: Of a time in a window: what the rounding of its sums may have added or taken.
+WINDOW_FRACTION = 1e-9
 #: Units that times given by people are often multiples of.
 EXACT_UNITS_MS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
 
@@ -64,12 +66,14 @@ def solve_leaf(
     effort_s: float,
     should_stop: Callable[[], bool],
     seed: int = 0,
+    windows: tuple[Floats, Floats] | None = None,
 ) -> Leaf:
     """Words of stages with figures [P, NUM_FIGURES] whose step is below goal_ms.
 
-    effort_s: the solver's deterministic time.
+    effort_s: the solver's deterministic time. windows: earliest starts and latest ends [P, kind, M] of actions, outside
+    of which none of them is in a step below the goal.
     """
-    model, starts = _build(figures, num_microbatches, goal_ms)
+    model, starts = _build(figures, num_microbatches, goal_ms, windows)
     if model is None:
         return Leaf("infeasible")
     solver, answer = run_solver(model, effort_s, should_stop, seed)
@@ -145,7 +149,7 @@ def unit_of(times: Floats, goal_ms: float) -> tuple[float, bool]:
 
 
 def _build(
-    figures: Floats, num_microbatches: int, goal_ms: float
+    figures: Floats, num_microbatches: int, goal_ms: float, windows: tuple[Floats, Floats] | None
 ) -> tuple[cp_model.CpModel | None, list[list[list[cp_model.IntVar]]]]:
     """The model and its start times [P][kind][M]; none where a window is empty."""
     unit, exact = unit_of(figures[:, : TAIL_MS + 1].ravel(), goal_ms)
@@ -156,6 +160,12 @@ def _build(
     duration = times[:, :NUM_KINDS].tolist()
     hop_forward, hop_backward = times[:, HOP_FORWARD_MS].tolist(), times[:, HOP_BACKWARD_MS].tolist()
     head, turn, back = _passes(duration, hop_forward, hop_backward, times[:, TAIL_MS].tolist())
+    firsts, lasts = np.zeros((2, num_stages, NUM_KINDS, count), dtype=np.int64)
+    lasts[:] = goal
+    if windows is not None:  # of starts in units, rounded down as durations are
+        firsts = np.floor(windows[0] / unit * (1.0 - WINDOW_FRACTION)).astype(np.int64)
+        last_starts = (windows[1] - figures[:, :NUM_KINDS, None]) / unit
+        lasts = np.floor(last_starts * (1.0 + WINDOW_FRACTION)).astype(np.int64)
     model = cp_model.CpModel()
     starts: list[list[list[cp_model.IntVar]]] = []
     for s in range(num_stages):
@@ -170,8 +180,8 @@ def _build(
             each = duration[s][kind]
             row = []
             for m in range(count):
-                low = first + m * each
-                high = goal - after - (count - m) * each
+                low = max(first + m * each, int(firsts[s, kind, m]))
+                high = min(goal - after - (count - m) * each, int(lasts[s, kind, m]))
                 if low > high:
                     return None, []
                 row.append(model.new_int_var(low, high, ""))

@@ -182,17 +182,27 @@ def _precede(starts: Floats, ends: Floats, durations: Floats, slack: float) -> t
 
 
 @kernel
-def refutes(num_microbatches: int, figures: Floats, goal_ms: float) -> bool:
-    """Whether every order of a pipeline with these figures [P, NUM_FIGURES] takes at least goal_ms."""
-    num_stages, n = figures.shape[0], NUM_KINDS * num_microbatches
-    slack = SLACK_FRACTION * goal_ms
-    earliest = np.zeros((num_stages, NUM_KINDS, num_microbatches))
+def open_windows(num_microbatches: int, figures: Floats, goal_ms: float) -> tuple[Floats, Floats, Floats]:
+    """Earliest starts and latest ends [P, kind, M] of all actions in a step of goal_ms, and [2, P, 3M] for `narrow`."""
+    num_stages = figures.shape[0]
     latest = np.empty((num_stages, NUM_KINDS, num_microbatches))
-    durations = np.empty((num_stages, n))
     for s in range(num_stages):
         latest[s, :, :] = goal_ms - figures[s, TAIL_MS]
-        for kind in range(NUM_KINDS):
-            durations[s, kind * num_microbatches : (kind + 1) * num_microbatches] = figures[s, kind]
+    compared = np.full((2, num_stages, NUM_KINDS * num_microbatches), NOTHING)
+    return np.zeros((num_stages, NUM_KINDS, num_microbatches)), latest, compared
+
+
+@kernel
+def narrow(
+    num_microbatches: int, figures: Floats, goal_ms: float, earliest: Floats, latest: Floats, compared: Floats
+) -> bool:
+    """Narrow windows until they stand still, or one is empty; whether one is, so that no order lies within them.
+
+    compared: the windows of each stage whose comparison moved none of them; that stage is not looked at again.
+    """
+    num_stages, n = figures.shape[0], NUM_KINDS * num_microbatches
+    slack = SLACK_FRACTION * goal_ms
+    durations = np.empty(n)
     for _ in range(min(MAX_ROUNDS, max(2, MAX_PAIRS // (num_stages * n * n)))):
         while _pull_starts(num_microbatches, figures, earliest, slack):
             pass
@@ -203,16 +213,29 @@ def refutes(num_microbatches: int, figures: Floats, goal_ms: float) -> bool:
         moved = False
         for s in range(num_stages):
             starts, ends = earliest[s].reshape(n), latest[s].reshape(n)
-            forward, overloaded = _precede(starts, ends, durations[s], slack)
+            if np.all(starts == compared[0, s]) and np.all(ends == compared[1, s]):
+                continue
+            for kind in range(NUM_KINDS):
+                durations[kind * num_microbatches : (kind + 1) * num_microbatches] = figures[s, kind]
+            forward, overloaded = _precede(starts, ends, durations, slack)
             if overloaded:
                 return True
             mirrored_starts, mirrored_ends = goal_ms - ends, goal_ms - starts
-            backward, overloaded = _precede(mirrored_starts, mirrored_ends, durations[s], slack)
+            backward, overloaded = _precede(mirrored_starts, mirrored_ends, durations, slack)
             if overloaded:
                 return True
             if backward:
                 ends[:] = goal_ms - mirrored_starts
+            if not (forward or backward):
+                compared[0, s], compared[1, s] = starts, ends
             moved = moved or forward or backward
         if not moved:
             return False
     return False
+
+
+@kernel
+def refutes(num_microbatches: int, figures: Floats, goal_ms: float) -> bool:
+    """Whether every order of a pipeline with these figures [P, NUM_FIGURES] takes at least goal_ms."""
+    earliest, latest, compared = open_windows(num_microbatches, figures, goal_ms)
+    return narrow(num_microbatches, figures, goal_ms, earliest, latest, compared)

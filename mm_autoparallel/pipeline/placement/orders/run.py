@@ -6,8 +6,8 @@ those that are left. What a round finds does not depend on which thread is faste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.placement.orders.bounds import (
     bound_rows,
     bound_stages,
-    join_rows,
     least_step,
-    list_placements,
 )
-from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Closing, Part
+from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run
@@ -28,7 +26,8 @@ from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
 from mm_autoparallel.pipeline.placement.orders.roomy import rows_with_room
-from mm_autoparallel.pipeline.placement.orders.table import build_table, hold_pipelines, read_word, write_word
+from mm_autoparallel.pipeline.placement.orders.starts import NUM_STARTS, find_starts
+from mm_autoparallel.pipeline.placement.orders.table import read_word, write_word
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -44,9 +43,6 @@ GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
 #: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
 #: load; runs of a first round.
 MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
-#: Rules are looked for where memory binds: the least bound of placements whose stages never wait for it is so many
-#: times that of all. Assumed.
-TIGHT_FACTOR = 1.01
 #: Where modes buy room, one of both first runs has rows that hold so many times what is in flight where nothing waits,
 #: by turns. Assumed.
 ROOMS = (1.4, 1.2)
@@ -54,14 +50,18 @@ ROOMS = (1.4, 1.2)
 LEAD_PART = 0.999
 #: How much warmer runs begin that look for rules, and runs from the best words. Assumed.
 RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
-#: Placements that a search begins with, and those that a round looks at.
-NUM_STARTS, LISTED = 12, 2_000
+#: Placements that a round looks at.
+LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
 RUNS_PER_EFFORT = 24
+#: After so many rounds without a better step CP-SAT runs in both threads, but for every one of so many.
+STALE, SEEDS = 3, 1_000_000
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
+#: Of so many open placements the boundaries of every run stay.
+FEW_OPEN, FOCUSED = 4, 2
 #: Moves in all, times actions, that one task of a round makes: half a second or so.
 ROUND_ACTIONS = 60_000_000
 
@@ -93,13 +93,8 @@ class OrderSearch:
         self.num_leaves = 0
         self._rows_left = np.arange(len(options.stage))
         self.reason = ""
-        self.table = build_table(options, self.bounds)
-        self._steady = hold_pipelines(options, self.table)
-        steady_ms = np.full_like(self.bounds.row_ms, np.inf)
-        held = self.table.option[self._steady]
-        steady_ms[held] = self.bounds.row_ms[held]
-        self._steady_bounds = join_rows(options, steady_ms)
-        self._has_rules = self._steady_bounds.least_ms > TIGHT_FACTOR * self.bounds.least_ms
+        self._starts = find_starts(options, self.bounds)
+        self.table, self._has_rules = self._starts.table, self._starts.is_tight
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
@@ -110,10 +105,10 @@ class OrderSearch:
         if self.lower_ms >= self.upper_ms * (1.0 - self.gap_fraction):
             return
         with ThreadPoolExecutor(1) as threads:
-            starts = self._first_starts()
+            starts = self._starts.first(self.should_stop)
             if not starts or self._is_near():
                 return
-            loads = self.table.figures[self._rows(starts[0])][:, :NUM_KINDS].sum(axis=1)
+            loads = self.table.figures[self._starts.rows(starts[0])][:, :NUM_KINDS].sum(axis=1)
             self._load_ms = max(1e-9, float(loads.mean()))
             for round_number in range(FIRST_RUNS):
                 if self.should_stop():
@@ -177,45 +172,12 @@ class OrderSearch:
                 if not self._prove(threads, gap_fraction):
                     return
 
-    def _first_starts(self) -> list[Ints]:
-        """Boundaries of the placements of the least bounds that local search can begin with, those in turn whose stages
-        hold as many micro-batches as stages follow.
-        """
-        starts: list[Ints] = []
-        listings = [list_placements(bounds, np.inf) for bounds in (self._steady_bounds, self.bounds)]
-        while listings and len(starts) < NUM_STARTS and not self.should_stop():
-            listing = listings.pop(0)
-            for _, boundaries in listing:
-                if self._has_rows(boundaries):
-                    starts.append(np.array(boundaries, dtype=np.int64))
-                    listings.append(listing)
-                    break
-        return starts
-
-    def _has_rows(self, boundaries: Sequence[int] | Ints) -> bool:
-        """Whether the table has rows for what every stage holds."""
-        return all(self.table.count[s, boundaries[s], boundaries[s + 1]] for s in range(self.problem.num_stages))
-
-    def _rows(self, boundaries: Ints, steady: bool = False) -> Ints:
-        """The table's row of least bound of each stage. steady: of those that hold as many micro-batches as stages
-        follow, where there are such.
-        """
-        rows = []
-        for s in range(self.problem.num_stages):
-            stretch = s, boundaries[s], boundaries[s + 1]
-            first, count = int(self.table.first[stretch]), int(self.table.count[stretch])
-            of = self.bounds.row_ms[self.table.option[first : first + count]]
-            held = self._steady[first : first + count]
-            of = np.where(held, of, np.inf) if steady and held.any() else of
-            rows.append(first + int(np.argmin(of)))
-        return np.array(rows, dtype=np.int64)
-
     def _task(self, starts: list[Ints], number: int, focus: int = 0) -> Callable[[], Found]:
         """A run of local search from one of the starts, to be called in any thread. focus: 0 moves boundaries too; else
         they stay, and the run is so many times as long."""
         turn = number // 2  # each start with either warm-up
         boundaries, num_stages = starts[turn % len(starts)].copy(), self.problem.num_stages
-        rows = self._rows(boundaries, turn % 2 == 0)
+        rows = self._starts.rows(boundaries, turn % 2 == 0)
         ahead = np.arange(num_stages, 0, -1)
         warmups = ahead if number % 2 else 2 * ahead - 1
         run = self._run(turn + number // (2 * len(starts)), max(1, focus), focus == 0)
@@ -226,7 +188,7 @@ class OrderSearch:
         memory binds, of rules, and of pairs unless rules find more."""
         if not self._has_rules:
             at = starts[number % len(starts)].copy()
-            if side or self._steady[self._rows(at)].all():
+            if side or self._starts.is_steady[self._starts.rows(at)].all():
                 return self._task(starts, 2 * number + side)
             period_ms = self.lower_ms / (self.problem.num_microbatches * ROOMS[number % len(ROOMS)])
             rows = rows_with_room(self.table, self.bounds.row_ms, at, period_ms)
@@ -238,7 +200,7 @@ class OrderSearch:
         """A run that begins with the best rules of its side, or in every other turn with none at one of the starts. One
         at a time of each side: it notes the best rules."""
         boundaries = starts[number // 2 % len(starts)].copy()
-        rows = self._rows(boundaries, (number // 2 + side) % 2 == 0)
+        rows = self._starts.rows(boundaries, (number // 2 + side) % 2 == 0)
         run, best = self._run(number, 1, True, RULES_WARMTH), self._ruled[side]
 
         def search() -> Found:
@@ -323,7 +285,7 @@ class OrderSearch:
     def _prove(self, threads: ThreadPoolExecutor, gap_fraction: float) -> bool:
         """Rounds until no step below the best, but for the gap, is left; whether that is so."""
         closing: Closing | None = None
-        number = 0
+        number, stale, known_ms = 0, 0, self.upper_ms
         while not self.should_stop():
             if self.best is None and not np.isfinite(self.upper_ms):
                 goal_ms = self.lower_ms * 2.0
@@ -337,23 +299,30 @@ class OrderSearch:
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             part = closing.choose()
-            effort_s = part.effort_s if part is not None else 0.0
-            other = threads.submit(
-                self._search, closing.starts(NUM_STARTS), number, 4 + int(effort_s * RUNS_PER_EFFORT)
-            )
+            stale, known_ms = (stale + 1, known_ms) if self.upper_ms == known_ms else (0, self.upper_ms)
+            beside: Future[Asked] | None = None
+            other: Future[list[Found]] | None = None
+            if part is not None and part.shaving is not None and stale >= STALE and stale % STALE:
+                seed = self.num_leaves + SEEDS
+                beside = threads.submit(closing.ask(part, self.should_stop, seed, part.failures))
+            else:
+                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * RUNS_PER_EFFORT)
+                other = threads.submit(self._search, closing.starts(NUM_STARTS), number, num_runs)
             closing.list_on(self._num_listed, self.should_stop)
             closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
             for _ in range(max(8, self._num_listed // DIVIDED)):
                 if not closing.divide(self.should_stop):
                     break
-            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves)
-            for best in other.result():
+            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, part if beside is not None else None)
+            for best in other.result() if other is not None else ():
                 self._offer(best)
             self._part_best()
             self.num_leaves += num_asked
-            if found is not None:
-                part, leaf, leaf_goal_ms = found
-                closing.take(part, leaf.answer, leaf_goal_ms, self._offer_leaf(*found))
+            for answered in (found, beside.result() if beside is not None else None):
+                if answered is not None:
+                    asked, leaf, leaf_goal_ms = answered
+                    is_real = leaf.answer == "found" and self._offer_leaf(*answered)
+                    closing.take(asked, leaf.answer, leaf_goal_ms, is_real)
             number += 1
             self.lower_ms = max(self.lower_ms, min(closing.lower_ms, self.upper_ms))
             if closing.is_done:
@@ -364,19 +333,22 @@ class OrderSearch:
         return False
 
     def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[Found]:
-        """So many runs of local search: from the best words and from placements that are open, in turn."""
-        starts = [of for of in starts if self._has_rows(of)] or self._first_starts()
+        """So many runs of local search: from the best words and from placements that are open, in turn; where few are
+        open, on these alone."""
+        starts = [of for of in starts if self._starts.has_rows(of)] or self._starts.first(self.should_stop)
+        is_few = len(starts) <= FEW_OPEN
+        can_polish = self.best is not None and not (is_few and all(np.any(of != self.best.boundaries) for of in starts))
         found = []
         for run in range(num_runs):
             if self.should_stop():
                 break
             turn = number + run
-            if self.best is not None and turn % 3 == 0:
+            if can_polish and turn % 3 == 0:
                 found.append(self._polish(turn // 3)())
             elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):
                 found.append(self._rules_task(starts, turn // 3, int(turn % 3 != 1))())
             else:
-                found.append(self._task(starts, turn, FOCUS[turn % 3])())
+                found.append(self._task(starts, turn, FOCUSED if is_few else FOCUS[turn % 3])())
         return found
 
     def _offer_leaf(self, part: Part, leaf: Leaf | MixedLeaf, goal_ms: float) -> bool:
