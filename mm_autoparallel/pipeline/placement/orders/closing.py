@@ -27,7 +27,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
-from mm_autoparallel.pipeline.placement.orders.propagate import refutes
+from mm_autoparallel.pipeline.placement.orders.propagate import count_visits, refutes
 from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 
 Floats = NDArray[np.float64]
@@ -38,8 +38,8 @@ CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
 #: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
 ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
 #: Cuts of a part before CP-SAT is asked of it, unless a round takes less than so many of them; and what one takes in
-#: CP-SAT's deterministic time for each pair of a stage's actions.
-CUTS, FEW_CUTS, CUT_EFFORT_S = 100, 10, 8e-9
+#: CP-SAT's deterministic time for each of `count_visits`.
+CUTS, FEW_CUTS, CUT_EFFORT_S = 100, 10, 2.5e-8
 #: Cuts of a part for each goal that is tried where CP-SAT left it open so many times.
 CUTS_OF_GOAL, HARD_FAILURES = 40, 2
 #: Columns of which a relaxed stage has the largest of its rows; of all others the least.
@@ -265,7 +265,7 @@ class Closing:
         """Windows of a part below a goal, and the effort of them."""
         figures, num_microbatches = self._figures(part.rows), self.options.segments.problem.num_microbatches
         shaving, num_cuts = Shaving(num_microbatches, figures, goal_ms), 1
-        effort_s = CUT_EFFORT_S * len(figures) * (NUM_KINDS * num_microbatches) ** 2
+        effort_s = CUT_EFFORT_S * count_visits(len(figures), NUM_KINDS * num_microbatches)
         most_cuts = min(most_cuts, int(ROUND_EFFORT_S / effort_s))
         while FEW_CUTS <= most_cuts > num_cuts and not shaving.is_done and not should_stop():
             num_cuts += shaving.go_on()

@@ -3,7 +3,7 @@
 Equal micro-batches may be taken in order by every stage and kind (sort the starts of each, and rename), so a stage's
 actions form three chains. Windows follow from the chains, from data that passes between stages, from memory (a forward
 waits for the weight gradient of the micro-batch whose bytes it takes), and from each stage running one action at a
-time: overload, detectable precedences (Vilím 2004) and edge finding (Carlier and Pinson 1994). All that is removed is
+time (`one_machine`): overload, detectable precedences and edge finding. All that is removed is
 impossible below the goal, so an empty window proves that every order takes at least the goal.
 """
 
@@ -25,15 +25,15 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     TAIL_MS,
     WEIGHT,
 )
+from mm_autoparallel.pipeline.placement.orders.one_machine import raise_starts
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
 
 #: Of the goal: far above the rounding of sums, far below what a bound is told to.
 SLACK_FRACTION = 1e-10
-#: Rounds of narrowing after which a goal counts as not refuted; and pairs of actions that they compare, stage by stage,
-#: in all: a second or two.
-MAX_ROUNDS, MAX_PAIRS = 200, 200_000_000
+#: Rounds of narrowing after which a goal counts as not refuted; and visits of `count_visits` in all: a second or two.
+MAX_ROUNDS, MAX_VISITS = 200, 12_000_000
 NOTHING = -1e300
 
 
@@ -126,59 +126,12 @@ def _is_empty(figures: Floats, earliest: Floats, latest: Floats, slack: float) -
 
 
 @kernel
-def _precede(starts: Floats, ends: Floats, durations: Floats, slack: float) -> tuple[bool, bool]:
-    """Raise starts [n] of one machine's actions by precedences that windows show; whether one moved, and whether too
-    much must end by some time."""
-    n = starts.shape[0]
-    by_start, by_end = np.argsort(starts), np.argsort(ends)
-    for deadline in by_end:
-        end = NOTHING
-        for x in by_start:
-            if ends[x] <= ends[deadline] and durations[x] > 0.0:
-                end = max(end, starts[x]) + durations[x]
-        if end > ends[deadline] + slack:
-            return False, True
-    raised = starts.copy()
-    moved = False
-    for y in range(n):
-        end = NOTHING
-        for x in by_start:  # x must end before y begins where y, begun first, would end too late for x
-            if x != y and durations[x] > 0.0 and starts[y] + durations[y] > ends[x] - durations[x] + slack:
-                end = max(end, starts[x]) + durations[x]
-        raised[y] = max(raised[y], end)
-    # Edge finding: where a set and y cannot all end by the set's deadline, the set ends before y begins.
-    for q in range(n):
-        limit = ends[by_end[q]]
-        if q < n - 1 and ends[by_end[q + 1]] == limit:
-            continue
-        total, whole = 0.0, NOTHING
-        for x in by_start:
-            if ends[x] <= limit:
-                total += durations[x]
-        left = total
-        for x in by_start:
-            if ends[x] <= limit:
-                if durations[x] > 0.0:
-                    whole = max(whole, starts[x] + left)
-                left -= durations[x]
-        if whole == NOTHING:
-            continue
-        if whole > limit + slack:
-            return moved, True
-        before, left = NOTHING, total
-        for x in by_start:
-            if ends[x] <= limit:
-                if durations[x] > 0.0:
-                    before = max(before, starts[x] + left)
-                left -= durations[x]
-            elif durations[x] > 0.0:
-                with_it = max(starts[x] + durations[x] + left, before + durations[x])
-                if with_it > limit + slack:
-                    raised[x] = max(raised[x], whole)
-    for y in range(n):
-        if raised[y] > starts[y] + slack:
-            starts[y], moved = raised[y], True
-    return moved, False
+def count_visits(num_stages: int, num_actions: int) -> int:
+    """Of nodes of all stages' trees (`one_machine`) where each has so many actions, but for a factor."""
+    depth = 1
+    while 2**depth < num_actions:
+        depth += 1
+    return num_stages * num_actions * depth
 
 
 @kernel
@@ -203,7 +156,7 @@ def narrow(
     num_stages, n = figures.shape[0], NUM_KINDS * num_microbatches
     slack = SLACK_FRACTION * goal_ms
     durations = np.empty(n)
-    for _ in range(min(MAX_ROUNDS, max(2, MAX_PAIRS // (num_stages * n * n)))):
+    for _ in range(min(MAX_ROUNDS, max(2, MAX_VISITS // count_visits(num_stages, n)))):
         while _pull_starts(num_microbatches, figures, earliest, slack):
             pass
         while _push_ends(num_microbatches, figures, latest, slack):
@@ -217,11 +170,11 @@ def narrow(
                 continue
             for kind in range(NUM_KINDS):
                 durations[kind * num_microbatches : (kind + 1) * num_microbatches] = figures[s, kind]
-            forward, overloaded = _precede(starts, ends, durations, slack)
+            forward, overloaded = raise_starts(starts, ends, durations, slack)
             if overloaded:
                 return True
             mirrored_starts, mirrored_ends = goal_ms - ends, goal_ms - starts
-            backward, overloaded = _precede(mirrored_starts, mirrored_ends, durations, slack)
+            backward, overloaded = raise_starts(mirrored_starts, mirrored_ends, durations, slack)
             if overloaded:
                 return True
             if backward:
