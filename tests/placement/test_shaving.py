@@ -86,6 +86,14 @@ def test_what_is_refuted_has_no_order(seed: int) -> None:
     )
 
 
+def test_forwards_that_take_no_time_are_not_cut() -> None:
+    figures = TIGHT.copy()
+    figures[:, 0] = 0.0
+    shaving = Shaving(4, figures, 10_000.0)
+    assert shaving.is_done
+    assert not shaving.is_refuted
+
+
 def test_cuts_refute_what_windows_leave() -> None:
     assert not refutes(16, TIGHT, 17_985.0)
     assert shaved(TIGHT, 16, 17_985.0).is_refuted

@@ -32,10 +32,10 @@ class Shaving:
         self._problem = num_microbatches, figures, goal_ms
         self.earliest, self.latest, self._compared = open_windows(*self._problem)
         self.is_refuted = bool(narrow(*self._problem, self.earliest, self.latest, self._compared))
-        self.is_done = self.is_refuted
         stages = np.argsort(-figures[:, :NUM_KINDS].sum(axis=1), kind="stable")
         middle = np.argsort(np.abs(np.arange(num_microbatches) - num_microbatches // 2), kind="stable")
         self._forwards = np.array([(s, m) for s in stages for m in middle if figures[s, FORWARD] > 0.0])
+        self.is_done = self.is_refuted or not len(self._forwards)
         self._at, self._unmoved = 0, 0
 
     def go_on(self) -> int:
