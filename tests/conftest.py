@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -30,6 +33,10 @@ PACKAGE = Path(mm_autoparallel.__file__).parent
 # No test fails for being slow on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Else Python looks through all that is loaded after 700 new objects: a fifth of the time of collecting tests, and two
+# thirds of that of parsing the package's source.
+gc.set_threshold(100_000, 50, 100)
 
 # A shell that runs its tests in the background ignores Ctrl-C for them, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -62,7 +69,7 @@ CORE = (
 
 def mark_by_seconds(items: list[pytest.Item]) -> None:
     """Mark what was recorded to take long."""
-    known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
+    known = read_record()
     for item in items:
         took_s = known.get(item.nodeid, 0.0)
         shared = (_shared_name(item.nodeid, name) for name in getattr(item, "fixturenames", ()))
@@ -77,24 +84,32 @@ def _shared_name(nodeid: str, fixture: str) -> str:
     return f"{nodeid.partition('::')[0]} {fixture}"
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> Generator[None, object, object]:
-    """Tell `Recording`, whichever process it is in, how long a fixture took that tests of one file share."""
-    began_s = time.monotonic()
-    result = yield
-    if fixturedef.scope in ("class", "module"):
-        took = _shared_name(request.node.nodeid, fixturedef.argname), time.monotonic() - began_s
-        request._pyfuncitem.user_properties.append((SHARED, took))
-    return result
+class Timing:
+    """Tells `Recording`, whichever process it is in, how long a fixture took that tests of one file share, or all. A
+    plugin, since what a conftest says of fixtures is not asked about those of all tests.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        """One of them."""
+        began_s = time.monotonic()
+        result = yield
+        if fixturedef.scope != "function":
+            kind = SHARED if fixturedef.scope in ("class", "module") else FOR_ALL
+            took = _shared_name(request.node.nodeid, fixturedef.argname), time.monotonic() - began_s
+            request._pyfuncitem.user_properties.append((kind, took))
+        return result
 
 
-SHARED = "what a shared fixture took"
+SHARED, FOR_ALL = "what a shared fixture took", "what a fixture of all tests took"
 
 
 class Recording:
-    """Sums set-up, call and tear-down of every test, whichever process ran it, and has what shared fixtures took."""
+    """Sums set-up, call and tear-down of every test, whichever process ran it, and has what shared fixtures took. What
+    a fixture of all tests took is not the first one's.
+    """
 
     def __init__(self) -> None:
         self._took_s: dict[str, float] = defaultdict(float)
@@ -103,15 +118,16 @@ class Recording:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One phase of one test."""
         self._took_s[report.nodeid] += report.duration
-        for kind, took in report.user_properties:
-            if kind == SHARED:
-                name, took_s = cast("tuple[str, float]", took)
-                self._shared_s |= {name: took_s} if took_s >= SLOW_FIXTURE_S else {}
+        for kind, took in report.user_properties if report.when == "teardown" else ():
+            name, took_s = cast("tuple[str, float]", took)
+            if kind == FOR_ALL:
+                self._took_s[report.nodeid] -= took_s
+            elif kind == SHARED and took_s >= SLOW_FIXTURE_S:
+                self._shared_s[name] = took_s
 
     def pytest_sessionfinish(self) -> None:
         """Keep what is known of tests that did not run."""
-        known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
-        found = known | self._took_s | self._shared_s
+        found = read_record() | self._took_s | self._shared_s
         slow = {name: round(found[name], 1) for name in sorted(found) if found[name] >= SLOW_S}
         RECORD.write_text(json.dumps(slow, indent=0, ensure_ascii=True) + "\n", encoding="utf-8")
 
@@ -120,7 +136,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-seconds", action="store_true", help="write tests/seconds.json anew")
 
 
+QUICK = "not slow and not nightly"
+"""What `make quick` runs: a file without such a test is not even imported, which for some takes seconds."""
+
+
+@cache
+def read_record() -> dict[str, float]:
+    """How long tests took at `make seconds`, and fixtures that they share, in s by their names."""
+    known: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return known
+
+
+#: A test with its decorators and arguments as ruff formats them; where any begins; a mark that leaves it out.
+TEST = re.compile(r"^((?:@.*\n(?:[ )\]].*\n)*)*)def (test\w*)\(([^()]*)\)", re.MULTILINE)
+BEGINNING = re.compile(r"^(?:async def|def|class) [Tt]est", re.MULTILINE)
+SLOW_MARK = re.compile(r"^(?:pytestmark = .*|@)pytest\.mark\.(?:slow|nightly)\b", re.MULTILINE)
+
+
+def has_slow_tests_alone(path: Path) -> bool:
+    """Whether the source of a file and the record say that each of its tests is slow: it is marked so, asks for a
+    fixture that starts processes or took long, or took long itself. A new test is none of these, nor is one of several
+    parameters: the file that has one is imported.
+    """
+    nodeid, source, known = path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8"), read_record()
+
+    def is_slow(decorators: str, name: str, arguments: str) -> bool:
+        asked = {*re.findall(r"\w+", arguments)}
+        shared_s = max((known.get(_shared_name(nodeid, fixture), 0.0) for fixture in asked), default=0.0)
+        took_s = known.get(f"{nodeid}::{name}", 0.0)
+        marked = SLOW_MARK.search(decorators) is not None
+        return marked or not IN_PROCESSES.isdisjoint(asked) or shared_s >= SLOW_FIXTURE_S or took_s >= SLOW_S
+
+    tests = TEST.findall(source)
+    if not tests or len(tests) < len(BEGINNING.findall(source)):
+        return False
+    mark = SLOW_MARK.search(source)
+    return (mark is not None and mark[0].startswith("pytestmark")) or all(is_slow(*test) for test in tests)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file of slow tests alone out of `make quick` before it is imported."""
+    if config.getoption("markexpr") != QUICK or not re.fullmatch(r"test_\w+\.py", collection_path.name):
+        return None
+    return has_slow_tests_alone(collection_path) or None
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: no look for garbage goes through it again."""
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Timing())
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recording())
 
@@ -166,10 +233,12 @@ def package() -> Path:
 @pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
     """The package's files, parsed: path relative to the package (`model/costs/memory.py`) → syntax tree."""
-    return {
+    trees = {
         str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"), str(path))
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+    gc.freeze()
+    return trees
 
 
 @pytest.fixture(scope="session")

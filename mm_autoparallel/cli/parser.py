@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel import __version__
@@ -117,6 +118,7 @@ class _Parser(argparse.ArgumentParser):
         write_output(message)
 
 
+@cache
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line. Long options are not abbreviated, so that a new one never changes an old script."""
     parser = _Parser(

@@ -7,6 +7,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,17 @@ def _mistakes_in_script(script: str | None, words: list[str], repository: Path) 
         path = repository / script
         if not path.is_file():
             return f"there is no {script}"
-        for file in path.parent.glob("*.py"):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            known |= {
-                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and _is_option(node.value)
-            }
+        known |= _options_in(path.parent)
     own = words[words.index(script) :] if script in words else []
     wrong = [word for word in own if _is_option(word) and word not in known]
     return f"{script} knows no {wrong}" if wrong else None
+
+
+@cache
+def _options_in(folder: Path) -> set[object]:
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in folder.glob("*.py")]
+    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return {*filter(_is_option, constants)}
 
 
 def _is_option(word: object) -> bool:

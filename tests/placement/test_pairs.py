@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from pass_gaps import list_words
 
 from mm_autoparallel.pipeline.encoder import Encoder
@@ -67,10 +68,11 @@ def compare(of: EncodedProblem) -> tuple[float, float, float]:
     return bounds[0], bounds[1], best_ms
 
 
-def test_no_order_that_fits_goes_below() -> None:
-    dice = random.Random(21)
+@pytest.mark.parametrize("seed", [21, 22, 23])
+def test_no_order_that_fits_goes_below(seed: int) -> None:
+    dice = random.Random(seed)
     num_raised = num_met = num_placed = 0
-    for _ in range(30):
+    for _ in range(10):
         bound_ms, without_ms, best_ms = compare(draw(dice))
         assert bound_ms <= best_ms * (1.0 + 1e-9)
         assert bound_ms >= without_ms * (1.0 - CLOSE_FRACTION)
@@ -79,6 +81,6 @@ def test_no_order_that_fits_goes_below() -> None:
             num_raised += bound_ms > without_ms * 1.001
             num_met += bound_ms >= best_ms * (1.0 - CLOSE_FRACTION)
     print(num_placed, num_raised, num_met)
-    assert num_placed > 10
-    assert num_raised > 3
-    assert num_met > 5
+    assert num_placed > 3
+    assert num_raised > 0
+    assert num_met > 1

@@ -24,9 +24,11 @@ def test_every_kernel_is_compiled_before(tmp_path: Path, repository: Path, sourc
     command = "from mm_autoparallel.planner.search.watched import compile_search; compile_search(('free',), 2)"
     folders = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", command], cwd=repository, env=os.environ | folders, check=True)
-    compiled = {path.name.rpartition("-")[0] for path in tmp_path.rglob("*.nbi")}
+    compiled = {
+        f"{path.parent.name.rpartition('_')[0]}/{path.name.rpartition('-')[0]}" for path in tmp_path.rglob("*.nbi")
+    }
     kernels = {
-        f"{Path(path).stem}.{node.name}"
+        f"{Path(path).parent.name}/{Path(path).stem}.{node.name}"
         for path, tree in sources.items()
         if not path.startswith(NO_SEARCH)
         for node in tree.body
