@@ -51,7 +51,7 @@ RECORD = Path(__file__).parent / "seconds.json"
 """How long tests took, of those that took some time; `make seconds` writes it anew."""
 
 #: From so many seconds on `make quick` leaves a test out, `make check` does, and all but `make nightly` do.
-SLOW_S, LONG_S, NIGHTLY_S = 0.2, 1.5, 3.0
+SLOW_S, LONG_S, NIGHTLY_S = 0.1, 1.5, 3.0
 
 #: So does `make quick` tests of a fixture that several tests of a file share and that takes so long: else the next one
 #: that asks for it pays.
