@@ -15,8 +15,8 @@ from mm_autoparallel.pipeline.placement.compiling import samples
 from mm_autoparallel.pipeline.placement.incumbents.sums import collect_sums
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 
-NO_SEARCH = ("pipeline/balance/", "pipeline/placement/bubbles/")
-"""Rooms that no search of a plan enters."""
+NO_SEARCH = ("pipeline/balance/", "pipeline/placement/bubbles/", "pipeline/simulate/encoders/")
+"""Rooms that no search of a plan enters, or only one with encoders in bubbles, which has them compiled."""
 
 
 @pytest.mark.nightly

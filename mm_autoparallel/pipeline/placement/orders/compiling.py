@@ -8,7 +8,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
-from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, search_rules
+from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 from mm_autoparallel.pipeline.placement.orders.slimming import find_peak, hold_at_most, play_actions
@@ -28,7 +28,9 @@ def compile_orders() -> None:
         words = np.zeros((2, NUM_KINDS), dtype=np.int8)
         place = table, first, count, boundaries, rows
         search_pairs(*place, warmups, words, 1, 1.0, 0, 0.0, True)
-        search_rules(*place, np.ones((2, NUM_RULES)), words, 1, 1.0, 0, 0.0, True)
+        rules = np.empty((2, NUM_RULES))
+        begin_rules(1, rules)
+        search_rules(*place, rules, words, 1, 1.0, 0, 0.0, True)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)
         Shaving(1, table, 10.0).go_on()

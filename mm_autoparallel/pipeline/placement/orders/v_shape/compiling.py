@@ -21,6 +21,7 @@ def compile_v() -> None:
     with interrupted_by_signals(), first_compilation("words.make_words"):
         chain = (ChainBlock("layer", "text", 2, 1.0, 2.0, 1.0, 1.0, backward_weight_ms=1.0),)
         ones = (0.0,)
-        problem = Problem(1, 2, 1, "free", chain, (9.0,), ones, ones, ones, ones)  # whose step is that of all its work
+        problem = Problem(1, 2, 1, "free", chain, (9.0,), ones, ones, ones, ones)
         space = Space(list_pieces(cut_into_segments(problem), np.inf, lambda: False), np.inf)
-        VSearch(problem, space, 0.0, lambda: False, lambda *_: None, np.inf, 0.0).search()
+        nothing_ms = 0.0  # no order is below it, so local search has its runs
+        VSearch(problem, space, nothing_ms, lambda: False, lambda *_: None, nothing_ms, 0.0).search()
