@@ -1,8 +1,8 @@
 """Closing: placements that can still win, refuted one after another until none is left below a goal.
 
 They are listed in order of their bound, refuted by it (`bounds`) or by time windows (`propagate`) where these suffice,
-divided where stages have several ways to run what they hold, shaved (`shaving`), and solved by CP-SAT (`leaf`) where
-nothing else helps.
+divided where stages have several ways to run what they hold, refuted by cuts (`shaving`), and solved by CP-SAT (`leaf`)
+where nothing else helps.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ FIRST_SLACK, SLACK_FACTOR, MOST_SLACK = 1e-7, 3.0, 1e-5
 class Part:
     """Placements of the same boundaries [P + 1], each stage in one of the rows [.] that are its own, in order.
 
-    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. shaving:
-    windows of its actions below the goal, or a higher one. mixed: relaxed
-    figures are too good for it. slack_fraction: by how much the goal is lowered for it. stuck: nothing here can decide
-    it.
+    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. shaving: windows
+    of its actions below the goal, or a higher one, after cuts. mixed: relaxed figures are too good for it.
+    slack_fraction: by how much the goal is lowered for it. stuck: nothing here can decide it.
     """
 
     bound_ms: float
@@ -230,9 +229,9 @@ class Closing:
     def solve_on(
         self, should_stop: Callable[[], bool], seed: int, asked: Part | None = None
     ) -> tuple[int, Asked | None]:
-        """Shave one part after the other, and ask CP-SAT of it, for a round, or until it finds something; how many it
-        was asked of, and what it found, of which `take` is to be told. asked: what another thread asks it of meanwhile;
-        where no other part is left, it is asked of that one with another seed and goal.
+        """Cut the windows of one part after the other, and ask CP-SAT of what cuts leave, for a round or until it finds
+        something; how many it was asked of, and what it found, of which `take` is to be told. asked: what another
+        thread asks it of meanwhile; where no other part is left, it is asked of that one with another seed and goal.
         """
         spent_s, num_asked = 0.0, 0
         while spent_s < ROUND_EFFORT_S and not should_stop():

@@ -2,9 +2,9 @@
 
 Equal micro-batches may be taken in order by every stage and kind (sort the starts of each, and rename), so a stage's
 actions form three chains. Windows follow from the chains, from data that passes between stages, from memory (a forward
-waits for the weight gradient of the micro-batch whose bytes it takes), and from each stage running one action at a
-time (`one_machine`): overload, detectable precedences and edge finding. All that is removed is
-impossible below the goal, so an empty window proves that every order takes at least the goal.
+waits for the weight gradient of the micro-batch whose bytes it takes), and from each stage running one action at a time
+(`one_machine`): overload, detectable precedences and edge finding. All that is removed is impossible below the goal, so
+an empty window proves that every order takes at least the goal.
 """
 
 from __future__ import annotations
