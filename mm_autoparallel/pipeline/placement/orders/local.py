@@ -1,4 +1,5 @@
-"""Runs of local search: from words of pairs, from rules, or from the best words, each followed by moves of letters."""
+"""Runs of local search: from words of pairs, from rules, from timetables or from the best words, followed by moves of
+letters."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
-from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, search_rules
+from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic
+from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
 
@@ -21,6 +23,8 @@ Rules = NDArray[np.float64]
 #: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
 #: ten times as long, and the moves of letters that follow them. Assumed.
 PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
+#: Ends tried after a steady part, in parts of a run's moves. Assumed.
+ENDS_PART = 10
 
 
 @dataclass(eq=False)
@@ -86,6 +90,21 @@ class Run:
         )  # fmt: skip
         best = Ruled(step_ms, boundaries.copy(), rows.copy(), rules)
         return self.go_on(Found(step_ms, boundaries, rows, words), AFTER_RULES_PART), best
+
+    def from_period(self, together: int, period_ms: float, effort: int) -> Found | None:
+        """Begin with stages in which so many micro-batches together pass once every period_ms each; None where none are
+        found."""
+        num_stages = self.table.first.shape[0]
+        boundaries, rows, words = (
+            np.zeros(num_stages + 1, np.int64),
+            np.zeros(num_stages, np.int64),
+            self._words(num_stages),
+        )
+        if not find_periodic(*self._rows, together, period_ms, effort, self.seed, boundaries, rows, words):
+            return None
+        figures, num_moves = self.table.figures[rows], max(1, self.num_moves // ENDS_PART)
+        step_ms = end_words(figures, words, num_moves, self.warm_ms, self.seed, self.target_ms)
+        return self.go_on(Found(step_ms, boundaries, rows, words))
 
     def go_on(self, found: Found, part: int = 1) -> Found:
         """Move letters of words that are known, which are overwritten with the best. part: of the run's moves."""

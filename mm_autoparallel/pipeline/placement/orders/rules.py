@@ -1,8 +1,8 @@
 """Rules: words made by list scheduling, and local search over what it goes by, over placement and modes together.
 
 A word of thousands of letters has few that matter alone. Rules say how full each stage may be and what it waits for, in
-the steady part and in the last micro-batches, which end the step; words follow from them. Local search over whole words
-(`search`) then goes on from there.
+the steady part and in the last micro-batches, which end the step; words follow from them. Where the steady part is
+known (`periodic`), rules make what comes after it. Local search over whole words (`search`) then goes on from there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ Ints = NDArray[np.int64]
 #: forwards are left when the second of each of the following holds. PATIENCE: what part of a weight gradient's time
 #: another action may be awaited in its place. WAIT: what part of a forward's time a gradient may, before the forward.
 QUOTA, LAST, PATIENCE, WAIT, NUM_RULES = 0, 1, 2, 4, 6
-#: What patience and waits are drawn from, and how many may be last at most.
+#: What patience and waits are drawn from, and how many may be last at most. After a steady part that is known, how many
+#: begin as the last in turn, in stages, patience with them, and by how many one stage's may then differ from others'.
 PARTS, MOST_LAST = np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0]), 30
+LAST_STAGES, LAST_PATIENCE, LAST_CHANGE = np.arange(0.0, 3.5, 0.125), 0.5, 4
 #: What of the moves shift a boundary or change modes; a second change in one move; warmth at the end, of that at first.
 PLACE_PART, SECOND_PART, COOLED = 0.15, 0.4, 0.03
 
@@ -79,8 +81,36 @@ def _choose(
 
 
 @kernel
-def make_words(figures: Floats, rules: Floats, words: Words) -> float:
-    """The step of the words [P, 3M] that rules make, which it overwrites; infinite where stages wait for ever.
+def _play_fixed(words: Words, fixed: Ints, figures: Floats, ends: Floats, ran: Ints, free: Floats) -> None:
+    """Play the first letters, [P] so many, of words as far as they do not wait for others. Changes ends [2, P, M + 1],
+    ran [P, 3] and free [P]."""
+    num_stages, is_moving = words.shape[0], True
+    while is_moving:
+        is_moving = False
+        for x in range(2 * num_stages):
+            s = x if x < num_stages else 2 * num_stages - 1 - x
+            at = ran[s].sum()
+            while at < fixed[s]:
+                kind = words[s, at]
+                m, ready_ms = ran[s, kind], 0.0
+                if kind == FORWARD and s > 0:
+                    ready_ms = ends[FORWARD, s - 1, m] + figures[s - 1, HOP_FORWARD_MS]
+                elif kind == INPUT and s < num_stages - 1:
+                    ready_ms = ends[INPUT, s + 1, m] + figures[s, HOP_BACKWARD_MS]
+                if ready_ms == np.inf:
+                    break
+                free[s] = max(free[s], ready_ms) + figures[s, kind]
+                if kind != WEIGHT:
+                    ends[kind, s, m] = free[s]
+                ran[s, kind] += 1
+                at += 1
+                is_moving = True
+
+
+@kernel
+def make_words(figures: Floats, rules: Floats, fixed: Ints, words: Words) -> float:
+    """The step of the words [P, 3M] that rules make after the first letters, fixed [P] so many, which stay; the others
+    are overwritten. Infinite where stages wait for ever.
 
     Of all stages the one that can begin first goes on: with a gradient of inputs, else a forward, else, where it would
     wait for long, a gradient of weights. No action is begun before what it needs is known, nor where it does not fit.
@@ -90,8 +120,9 @@ def make_words(figures: Floats, rules: Floats, words: Words) -> float:
     ends = np.full((2, num_stages, count + 1), np.inf)
     ran, free = np.zeros((num_stages, NUM_KINDS), np.int64), np.zeros(num_stages)
     choice, begins = np.zeros(num_stages, np.int64), np.zeros(num_stages)
+    _play_fixed(words, fixed, figures, ends, ran, free)
     low, high = 0, num_stages
-    for _ in range(num_stages * length):
+    for _ in range(num_stages * length - ran.sum()):
         for s in range(low, high):
             forward_ms = input_ms = np.inf
             m = ran[s, FORWARD]
@@ -100,7 +131,13 @@ def make_words(figures: Floats, rules: Floats, words: Words) -> float:
             m = ran[s, INPUT]
             if m < ran[s, FORWARD]:
                 input_ms = 0.0 if s == num_stages - 1 else ends[INPUT, s + 1, m] + figures[s, HOP_BACKWARD_MS]
-            choice[s], begins[s] = _choose(s, count, figures, rules, ran, forward_ms, input_ms, free[s])
+            at = ran[s].sum()
+            if at < fixed[s]:
+                choice[s] = words[s, at]
+                ready_ms = forward_ms if choice[s] == FORWARD else input_ms if choice[s] == INPUT else 0.0
+                begins[s] = max(free[s], ready_ms)
+            else:
+                choice[s], begins[s] = _choose(s, count, figures, rules, ran, forward_ms, input_ms, free[s])
         s = 0
         for other in range(1, num_stages):
             if begins[other] < begins[s]:
@@ -109,7 +146,7 @@ def make_words(figures: Floats, rules: Floats, words: Words) -> float:
             return np.inf
         kind = choice[s]
         m = ran[s, kind]
-        words[s, ran[s, FORWARD] + ran[s, INPUT] + ran[s, WEIGHT]] = kind
+        words[s, ran[s].sum()] = kind
         free[s] = begins[s] + figures[s, kind]
         if kind != WEIGHT:
             ends[kind, s, m] = free[s]
@@ -123,6 +160,73 @@ def make_words(figures: Floats, rules: Floats, words: Words) -> float:
     for s in range(num_stages):
         step = max(step, free[s] + figures[s, TAIL_MS])
     return step
+
+
+@kernel
+def _fix(words: Words, rules: Floats, fixed: Ints) -> None:
+    """Overwrite fixed [P] with how many letters of words [P, 3M] come before the last forwards."""
+    for s in range(words.shape[0]):
+        left, fixed[s] = words.shape[1] // NUM_KINDS, 0
+        while left > rules[s, LAST]:
+            left -= 1 if words[s, fixed[s]] == FORWARD else 0
+            fixed[s] += 1
+
+
+@kernel
+def end_words(figures: Floats, words: Words, num_moves: int, warm_ms: float, seed: int, target_ms: float) -> float:
+    """The best step of words [P, 3M], as they are or going on by rules where few forwards are left; words are
+    overwritten with what takes it."""
+    np.random.seed(seed)
+    num_stages, num_microbatches = words.shape[0], words.shape[1] // NUM_KINDS
+    steady, trial, fixed = words.copy(), words.copy(), np.zeros(num_stages, np.int64)
+    rules = np.empty((num_stages, NUM_RULES))
+    begin_rules(num_microbatches, rules)
+    rules[:, PATIENCE + 1] = LAST_PATIENCE
+    fixed[:] = words.shape[1]
+    best, last = make_words(figures, rules, fixed, trial), 0.0
+    for of_stages in LAST_STAGES:
+        rules[:, LAST] = min(float(num_microbatches), np.floor(of_stages * num_stages))
+        _fix(steady, rules, fixed)
+        trial[:] = steady
+        step = make_words(figures, rules, fixed, trial)
+        if step < best:
+            best, last = step, rules[0, LAST]
+            words[:] = trial
+    rules[:, LAST] = last
+    step, old = best, rules.copy()
+    for move in range(num_moves):
+        if best <= target_ms:
+            break
+        heat_ms = warm_ms * COOLED ** (move / num_moves)
+        old[:] = rules
+        for _ in range(2 if np.random.random() < SECOND_PART else 1):
+            _change_end(rules, num_microbatches)
+        _fix(steady, rules, fixed)
+        trial[:] = steady
+        new = make_words(figures, rules, fixed, trial)
+        if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
+            step = new
+            if step < best:
+                best = step
+                words[:] = trial
+        else:
+            rules[:] = old
+    return best
+
+
+@kernel
+def _change_end(rules: Floats, num_microbatches: int) -> None:
+    """Change one rule of the last micro-batches, of one stage or of several neighbours."""
+    num_stages = rules.shape[0]
+    s, dice = draw_below(num_stages), np.random.random()
+    if dice < 0.3:
+        rules[s, PATIENCE + 1] = PARTS[draw_below(len(PARTS))]
+    elif dice < 0.5:
+        rules[s, WAIT + 1] = PARTS[draw_below(len(PARTS))]
+    else:
+        change = draw_below(2 * LAST_CHANGE + 1) - LAST_CHANGE
+        for k in range(s, s + 1 if dice < 0.9 else s + 1 + draw_below(num_stages - s)):
+            rules[k, LAST] = min(float(num_microbatches), max(0.0, rules[k, LAST] + change))
 
 
 @kernel
@@ -166,10 +270,11 @@ def search_rules(
     figures, trial = np.empty((num_stages, table.shape[1])), words.copy()
     at, at_rows, now = boundaries.copy(), rows.copy(), rules.copy()
     gather(table, at_rows, figures)
-    step = make_words(figures, now, trial)
+    none_fixed = np.zeros(num_stages, np.int64)
+    step = make_words(figures, now, none_fixed, trial)
     if not np.isfinite(step):  # one micro-batch at a time always fits
         now[:, QUOTA] = 1.0
-        step = make_words(figures, now, trial)
+        step = make_words(figures, now, none_fixed, trial)
     best = step
     words[:], rules[:] = trial, now
     old, old_at, old_rows = now.copy(), at.copy(), at_rows.copy()
@@ -186,7 +291,7 @@ def search_rules(
             _change(now, num_microbatches)
             if np.random.random() < SECOND_PART:
                 _change(now, num_microbatches)
-        new = make_words(figures, now, trial)
+        new = make_words(figures, now, none_fixed, trial)
         if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
             step = new
             if step < best:

@@ -25,6 +25,7 @@ from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
+from mm_autoparallel.pipeline.placement.orders.periods import Periods
 from mm_autoparallel.pipeline.placement.orders.roomy import rows_with_room
 from mm_autoparallel.pipeline.placement.orders.starts import NUM_STARTS, find_starts
 from mm_autoparallel.pipeline.placement.orders.table import read_word, write_word
@@ -50,6 +51,10 @@ ROOMS = (1.4, 1.2)
 LEAD_PART = 0.999
 #: How much warmer runs begin that look for rules, and runs from the best words. Assumed.
 RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
+#: Steady parts are looked for where so many times as many micro-batches as stages pass. Assumed.
+REPEATED = 2
+#: Periods that one run asks for at most.
+PERIODS = 8
 #: Placements that a round looks at.
 LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
@@ -94,6 +99,8 @@ class OrderSearch:
         self._rows_left = np.arange(len(options.stage))
         self.reason = ""
         self._starts = find_starts(options, self.bounds)
+        self._periods = Periods(self._starts.least_work_ms)
+        self._can_repeat = problem.num_microbatches >= REPEATED * problem.num_stages
         self.table, self._has_rules = self._starts.table, self._starts.is_tight
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
@@ -113,12 +120,13 @@ class OrderSearch:
             for round_number in range(FIRST_RUNS):
                 if self.should_stop():
                     return
-                tasks = [self._first_task(starts, round_number, side) for side in range(2)]
-                other = threads.submit(tasks[0])
-                found = [tasks[1](), other.result()]
-                if self._has_rules and found[1].step_ms < LEAD_PART * found[0].step_ms:
-                    self._rules_lead = True
-                for best in found[::-1]:
+                is_repeated = self._can_repeat and (self._has_rules or round_number % 2 == 1)
+                beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
+                other = threads.submit(self._first_task(starts, round_number, 0))
+                found, first = beside(), other.result()
+                if self._has_rules and found is not None and first.step_ms < LEAD_PART * found.step_ms:
+                    self._rules_lead = not is_repeated
+                for best in (first, found):
                     self._offer(best)
                 if self._is_near():
                     break
@@ -196,6 +204,23 @@ class OrderSearch:
             return lambda: run.from_place(at, rows)[0]
         return self._rules_task(starts, number, side) if not side or self._rules_lead else self._task(starts, number)
 
+    def _period_task(self) -> Callable[[], Found | None]:
+        """A run that begins with the first steady part that is found of the periods that are asked for next, if any is.
+        One at a time: it notes which are found."""
+        runs = [self._run(self._periods.turn, 1, False, POLISH_WARMTH) for _ in range(PERIODS)]
+
+        def search() -> Found | None:
+            together, asked = self._periods.next()
+            for run in runs:
+                period_ms = asked.next_ms()
+                found = run.from_period(together, period_ms, asked.effort)
+                asked.take(period_ms, found is not None)
+                if found is not None or self.should_stop():
+                    return found
+            return None
+
+        return search
+
     def _rules_task(self, starts: list[Ints], number: int, side: int = 0) -> Callable[[], Found]:
         """A run that begins with the best rules of its side, or in every other turn with none at one of the starts. One
         at a time of each side: it notes the best rules."""
@@ -231,10 +256,10 @@ class OrderSearch:
         run = self._run(number, 2, number % 2 == 0, POLISH_WARMTH)
         return lambda: run.go_on(found)
 
-    def _offer(self, found: Found) -> None:
+    def _offer(self, found: Found | None) -> None:
         """Go on from what is better than the best words, if the simulator agrees that it fits."""
         most_ms = np.inf if self.best is None else self.best.step_ms
-        if found.step_ms >= most_ms:
+        if found is None or found.step_ms >= most_ms:
             return
         placement = self._placement(found)
         step_ms = self._play(placement)
@@ -301,7 +326,7 @@ class OrderSearch:
             part = closing.choose()
             stale, known_ms = (stale + 1, known_ms) if self.upper_ms == known_ms else (0, self.upper_ms)
             beside: Future[Asked] | None = None
-            other: Future[list[Found]] | None = None
+            other: Future[list[Found | None]] | None = None
             if part is not None and part.shaving is not None and stale >= STALE and stale % STALE:
                 seed = self.num_leaves + SEEDS
                 beside = threads.submit(closing.ask(part, self.should_stop, seed, part.failures))
@@ -332,19 +357,21 @@ class OrderSearch:
                 return False
         return False
 
-    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[Found]:
+    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[Found | None]:
         """So many runs of local search: from the best words and from placements that are open, in turn; where few are
         open, on these alone."""
         starts = [of for of in starts if self._starts.has_rows(of)] or self._starts.first(self.should_stop)
         is_few = len(starts) <= FEW_OPEN
         can_polish = self.best is not None and not (is_few and all(np.any(of != self.best.boundaries) for of in starts))
-        found = []
+        found: list[Found | None] = []
         for run in range(num_runs):
             if self.should_stop():
                 break
             turn = number + run
             if can_polish and turn % 3 == 0:
                 found.append(self._polish(turn // 3)())
+            elif self._can_repeat and turn % 3 == 2:
+                found.append(self._period_task()())
             elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):
                 found.append(self._rules_task(starts, turn // 3, int(turn % 3 != 1))())
             else:

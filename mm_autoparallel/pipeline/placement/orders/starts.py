@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, join_rows, list_placements
+from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.table import Table, build_table, hold_pipelines
 
@@ -23,12 +24,14 @@ TIGHT_FACTOR = 1.01
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """is_steady: [R'] rows of the table that hold as many micro-batches as stages follow. steady_bounds: of these."""
+    """is_steady: [R'] rows of the table that hold as many micro-batches as stages follow. steady_bounds: of these.
+    least_work_ms: of one micro-batch in the fullest stage, where that is least."""
 
     table: Table
     bounds: Bounds
     is_steady: NDArray[np.bool_]
     steady_bounds: Bounds
+    least_work_ms: float
 
     @property
     def is_tight(self) -> bool:
@@ -76,4 +79,6 @@ def find_starts(options: Options, bounds: Bounds) -> Starts:
     steady_ms = np.full_like(bounds.row_ms, np.inf)
     held = table.option[is_steady]
     steady_ms[held] = bounds.row_ms[held]
-    return Starts(table, bounds, is_steady, join_rows(options, steady_ms))
+    work_ms = np.full_like(bounds.row_ms, np.inf)
+    np.minimum.at(work_ms, table.option, table.figures[:, :NUM_KINDS].sum(axis=1))
+    return Starts(table, bounds, is_steady, join_rows(options, steady_ms), join_rows(options, work_ms).least_ms)

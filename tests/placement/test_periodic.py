@@ -1,0 +1,123 @@
+"""Steady parts that repeat: they fit, keep to their period however long they run, and end well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_order_rules import draw_figures
+
+from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    KEPT,
+    MOST_IN_FLIGHT,
+    NUM_FIGURES,
+    NUM_KINDS,
+    PENDING,
+    ROOM,
+)
+from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic
+from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, NEAR, Periods
+from mm_autoparallel.pipeline.placement.orders.rules import end_words
+from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words
+
+Floats = NDArray[np.float64]
+Words = NDArray[np.int8]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_orders() -> None:
+    compile_orders()
+
+
+def draw_table(
+    rng: np.random.Generator, num_stages: int, num_segments: int
+) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
+    """Rows of every stretch that leaves the other stages one segment each: one or two, of twice the segments' work."""
+    size = num_segments + 1
+    first, count = np.zeros((num_stages, size, size), np.int32), np.zeros((num_stages, size, size), np.int32)
+    rows: list[Floats] = []
+    for stage in range(num_stages):
+        for begin in range(stage, num_segments - num_stages + stage + 1):
+            for end in range(begin + 1, num_segments - num_stages + stage + 2):
+                first[stage, begin, end], count[stage, begin, end] = len(rows), rng.integers(1, 3)
+                for _ in range(count[stage, begin, end]):
+                    figures = draw_figures(rng, 1, 1000)[0]
+                    figures[:NUM_KINDS] *= end - begin
+                    rows.append(figures)
+    return np.array(rows), first, count
+
+
+def step_of(words: Words, figures: Floats) -> float:
+    starts = np.empty(words.shape)
+    position = np.empty((len(words), NUM_KINDS, words.shape[1] // NUM_KINDS), np.int64)
+    return play_words(words, figures, starts, position)[0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_period_is_kept_however_long_it_runs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_stages, together = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    num_segments = num_stages + int(rng.integers(0, 4))
+    table, first, count = draw_table(rng, num_stages, num_segments)
+    boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
+    period_ms, steps = float(table[:, :NUM_KINDS].sum(axis=1).min()), []
+    num_microbatches = 10 * num_stages * together
+    while len(steps) < 2:
+        words = np.zeros((num_stages, NUM_KINDS * num_microbatches * (1 + len(steps))), np.int8)
+        if not find_periodic(table, first, count, together, period_ms, 1, seed, boundaries, rows, words):
+            assert not steps  # nothing of it hangs on how many micro-batches pass
+            period_ms *= 1.1
+            continue
+        figures = table[rows]
+        assert boundaries[0] == 0
+        assert boundaries[-1] == num_segments
+        for stage in range(num_stages):
+            begin, end = boundaries[stage], boundaries[stage + 1]
+            assert 0 <= rows[stage] - first[stage, begin, end] < count[stage, begin, end]
+            assert fits_word(words[stage], figures[stage])
+            assert np.all(np.bincount(words[stage], minlength=NUM_KINDS) * NUM_KINDS == len(words[stage]))
+        steps.append(step_of(words, figures))
+    assert steps[1] - steps[0] <= num_microbatches * period_ms * (1.0 + 1e-6)
+    ended = words.copy()
+    step_ms = end_words(figures, ended, 50, 1.0, seed, 0.0)
+    assert step_ms == pytest.approx(step_of(ended, figures), rel=1e-12)
+    assert step_ms <= steps[1]
+    assert all(fits_word(word, row) for word, row in zip(ended, figures, strict=True))
+
+
+def test_two_micro_batches_together_need_less_memory_than_one() -> None:
+    """Where each action takes as long, a forward and the gradient that comes back to it meet on every other stage; two
+    micro-batches together pass one another."""
+    num_stages, num_microbatches = 16, 40
+    figures = np.zeros((num_stages, NUM_FIGURES))
+    figures[:, :NUM_KINDS] = figures[:, [KEPT, PENDING]] = 1.0
+    figures[:, MOST_IN_FLIGHT:] = num_microbatches
+    first, count = np.zeros((2, num_stages, num_stages + 1, num_stages + 1), np.int32)
+    for stage in range(num_stages):
+        first[stage, stage, stage + 1], count[stage, stage, stage + 1] = stage, 1
+    place = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
+    words, rooms = np.zeros((num_stages, NUM_KINDS * num_microbatches), np.int8), []
+    for together in (1, 2):
+        room = 1.0
+        while True:
+            figures[:, ROOM] = room
+            if find_periodic(figures, first, count, together, 3.0, 2, 0, *place, words):
+                break
+            room += 1.0
+        rooms.append(room)
+        assert step_of(words, figures) <= 3.0 * num_microbatches + 4.0 * num_stages
+    assert rooms[1] < rooms[0] == num_stages
+
+
+def test_periods_are_halved_between_what_is_found_and_what_is_not() -> None:
+    periods, least_ms, asked_ms = Periods(100.0), 105.3, []
+    for _ in range(80):
+        _, asked = periods.next()
+        period_ms = asked.next_ms()
+        asked_ms.append(period_ms)
+        asked.take(period_ms, period_ms >= least_ms)
+    assert min(asked_ms) == 100.0 * (1.0 + BESIDE)
+    for asked in periods.asked.values():
+        assert least_ms <= asked.found_ms <= least_ms * (1.0 + NEAR)
+    assert max(asked.effort for asked in periods.asked.values()) > 1
