@@ -68,7 +68,7 @@ def test_words_of_rules_fit_and_take_what_is_said(seed: int) -> None:
     boundaries, rows = np.arange(num_stages + 1), np.arange(num_stages)
     rules, words = np.empty((num_stages, NUM_RULES)), np.zeros((num_stages, NUM_KINDS * count), np.int8)
     begin_rules(count, rules)
-    first_ms = make_words(figures, rules, np.zeros(num_stages, np.int64), words.copy())
+    first_ms = make_words(figures, rules, words.copy())
     step_ms = search_rules(*table, boundaries, rows, rules, words, 200, 1.0, seed, 0.0, True)
     assert np.isfinite(first_ms)  # what is begun never keeps a stage from going on
     assert step_ms <= first_ms
@@ -77,7 +77,7 @@ def test_words_of_rules_fit_and_take_what_is_said(seed: int) -> None:
         assert [int((words[stage] == kind).sum()) for kind in range(NUM_KINDS)] == [count] * NUM_KINDS
     starts, position = np.empty((num_stages, NUM_KINDS * count)), np.empty((num_stages, NUM_KINDS, count), np.int64)
     assert play_words(words, figures, starts, position)[0] == pytest.approx(step_ms, rel=1e-12)
-    assert make_words(figures, rules, np.zeros(num_stages, np.int64), words.copy()) == pytest.approx(step_ms, rel=1e-12)
+    assert make_words(figures, rules, words.copy()) == pytest.approx(step_ms, rel=1e-12)
     assert not refutes(count, figures, step_ms * (1.0 + 1e-6))  # windows know of no bound above it
 
 

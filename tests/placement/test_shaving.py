@@ -55,7 +55,7 @@ def test_orders_below_the_goal_lie_within_the_windows(seed: int) -> None:
     figures = draw_figures(rng, num_stages, count)
     rules, words = np.empty((num_stages, NUM_RULES)), np.zeros((num_stages, NUM_KINDS * count), np.int8)
     begin_rules(count, rules)
-    make_words(figures, rules, np.zeros(len(words), np.int64), words)
+    make_words(figures, rules, words)
     starts, position = np.empty((num_stages, NUM_KINDS * count)), np.empty((num_stages, NUM_KINDS, count), np.int64)
     step_ms = play_words(words, figures, starts, position)[0]
     shaving = shaved(figures, count, step_ms * (1.0 + 1e-6))

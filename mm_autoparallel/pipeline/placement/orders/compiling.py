@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
-from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic
+from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
@@ -32,7 +32,9 @@ def compile_orders() -> None:
         rules = np.empty((2, NUM_RULES))
         begin_rules(1, rules)
         search_rules(*place, rules, words, 1, 1.0, 0, 0.0, True)
-        find_periodic(table, first, count, 1, 3.0, 1, 0, boundaries, rows, words)
+        timetables = np.zeros((2, 2, 1))
+        find_periodic(table, first, count, 1, 3.0, 1, 0, boundaries, rows, timetables)
+        write_periodic(table, 3.0, timetables, 0.0, words)
         end_words(table, words, 1, 1.0, 0, 0.0)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
-from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic
+from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
@@ -23,8 +23,9 @@ Rules = NDArray[np.float64]
 #: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
 #: ten times as long, and the moves of letters that follow them. Assumed.
 PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
-#: Ends tried after a steady part, in parts of a run's moves. Assumed.
-ENDS_PART = 10
+#: Forwards that run ahead of a steady part, for each stage behind; ends tried after it, in parts of a run's moves.
+#: Assumed.
+AHEAD, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5), 8
 
 
 @dataclass(eq=False)
@@ -95,16 +96,21 @@ class Run:
         """Begin with stages in which so many micro-batches together pass once every period_ms each; None where none are
         found."""
         num_stages = self.table.first.shape[0]
-        boundaries, rows, words = (
-            np.zeros(num_stages + 1, np.int64),
-            np.zeros(num_stages, np.int64),
-            self._words(num_stages),
-        )
-        if not find_periodic(*self._rows, together, period_ms, effort, self.seed, boundaries, rows, words):
+        boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
+        timetables, words = np.zeros((2, num_stages, together)), self._words(num_stages)
+        if not find_periodic(*self._rows, together, period_ms, effort, self.seed, boundaries, rows, timetables):
             return None
-        figures, num_moves = self.table.figures[rows], max(1, self.num_moves // ENDS_PART)
-        step_ms = end_words(figures, words, num_moves, self.warm_ms, self.seed, self.target_ms)
-        return self.go_on(Found(step_ms, boundaries, rows, words))
+        figures, best, first = self.table.figures[rows], Found(np.inf, boundaries, rows, words), words.copy()
+        for ahead in AHEAD:
+            if write_periodic(figures, period_ms, timetables, ahead, words):
+                step_ms = end_words(figures, words, 0, self.warm_ms, self.seed, self.target_ms)
+                if step_ms < best.step_ms:
+                    write_periodic(figures, period_ms, timetables, ahead, first)
+                    best = Found(step_ms, boundaries, rows, first.copy())
+        best.step_ms = end_words(
+            figures, best.words, max(1, self.num_moves // ENDS_PART), self.warm_ms, self.seed, self.target_ms
+        )
+        return self.go_on(best)
 
     def go_on(self, found: Found, part: int = 1) -> Found:
         """Move letters of words that are known, which are overwritten with the best. part: of the run's moves."""

@@ -16,10 +16,12 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     HOP_BACKWARD_MS,
     HOP_FORWARD_MS,
     INPUT_MS,
+    NUM_KINDS,
     WEIGHT_MS,
 )
 from mm_autoparallel.pipeline.placement.orders.timetable import (
     SAME,
+    count_spare,
     draw_timetable,
     fits_timetable,
     write_timetable,
@@ -78,10 +80,10 @@ def find_periodic(
     seed: int,
     boundaries: Ints,
     rows: Ints,
-    words: Words,
+    timetables: Floats,
 ) -> bool:
     """Whether stages were found in which micro-batches, so many of them together, pass once every period_ms each.
-    Overwrites boundaries [P + 1], rows [P] and words [P, 3M] with them.
+    Overwrites boundaries [P + 1], rows [P] and timetables [2, P, K], of forwards and of gradients of inputs, with them.
 
     table: [R, NUM_FIGURES]; first, count: [P, N + 1, N + 1] its rows of each stretch. effort: so many times as many
     timetables are drawn and kept.
@@ -161,9 +163,23 @@ def find_periodic(
     boundaries[0] = 0
     for s in range(num_stages):
         rows[s] = next_row[s, begin, one]
-        write_timetable(whole_ms, forwards[s, begin, one], inputs[s, begin, one], table[rows[s]], words[s])
-        if not fits_word(words[s], table[rows[s]]):  # actions that take no time may stand the wrong way round
-            return False
+        timetables[0, s], timetables[1, s] = forwards[s, begin, one], inputs[s, begin, one]
         begin, one = next_end[s, begin, one], next_one[s, begin, one]
         boundaries[s + 1] = begin
+    return True
+
+
+@kernel
+def write_periodic(figures: Floats, period_ms: float, timetables: Floats, ahead: float, words: Words) -> bool:
+    """Overwrite words [P, 3M] with the order of timetables [2, P, K]; whether they fit, as all do whose actions take
+    time. ahead: so many forwards more than they have in flight each stage runs first for each stage behind, as far as
+    memory allows."""
+    num_stages, together = timetables.shape[1:]
+    whole_ms, most = together * period_ms, words.shape[1] // NUM_KINDS
+    for s in range(num_stages):
+        most = min(most, count_spare(whole_ms, timetables[0, s], timetables[1, s], figures[s], most))
+        num_ahead = min(most, int(np.round(ahead * (num_stages - 1 - s))))
+        write_timetable(whole_ms, timetables[0, s], timetables[1, s], figures[s], num_ahead, words[s])
+        if not fits_word(words[s], figures[s]):
+            return False
     return True

@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-#: Micro-batches that pass together in a period, by turns; the first period beside the least, and how much more is asked
-#: for where nothing was found, each time twice as much; where found and not found are that near, all begins again with
-#: more effort, up to the most. Assumed.
-TOGETHER, BESIDE, NEAR, MOST_EFFORT = (2, 1, 2, 3), 0.002, 0.001, 3
+#: Micro-batches that pass together in a period, by turns, and in one of how many turns after the first ones; else those
+#: of the best step. The first period beside the least, and how much more is asked for where nothing was found, each
+#: time twice as much; where found and not found are that near, all begins again with more effort, up to the most.
+#: Assumed.
+TOGETHER, EVERY, BESIDE, NEAR, MOST_EFFORT = (2, 1, 3), 3, 0.002, 0.001, 3
 
 
 @dataclass
 class Asked:
-    """What is known of periods of so many micro-batches together: of one micro-batch each."""
+    """What is known of periods of so many micro-batches together, of one micro-batch each; and the best step."""
 
+    together: int
     least_ms: float
+    step_ms: float = np.inf
     failed_ms: float = 0.0
     found_ms: float = np.inf
     growth: float = BESIDE
@@ -29,8 +32,10 @@ class Asked:
             return self.failed_ms * (1.0 + self.growth)
         return 0.5 * (self.failed_ms + self.found_ms)
 
-    def take(self, period_ms: float, is_found: bool) -> None:
-        if is_found:
+    def take(self, period_ms: float, step_ms: float) -> None:
+        """step_ms: infinite where nothing was found."""
+        self.step_ms = min(self.step_ms, step_ms)
+        if np.isfinite(step_ms):
             self.found_ms = min(self.found_ms, period_ms)
         else:
             self.failed_ms, self.growth = max(self.failed_ms, period_ms), 2.0 * self.growth
@@ -46,8 +51,12 @@ class Periods:
     turn: int = 0
     asked: dict[int, Asked] = field(default_factory=dict)
 
-    def next(self) -> tuple[int, Asked]:
-        """How many micro-batches together, and what is known of these."""
-        together = TOGETHER[self.turn % len(TOGETHER)]
+    def next(self) -> Asked:
+        """What is asked for next, and known of it."""
+        number, turn = self.turn // EVERY, self.turn % EVERY
+        is_first = self.turn < len(TOGETHER)
         self.turn += 1
-        return together, self.asked.setdefault(together, Asked(self.least_ms))
+        if is_first or turn == 0:
+            together = TOGETHER[(self.turn - 1 if is_first else number) % len(TOGETHER)]
+            return self.asked.setdefault(together, Asked(together, self.least_ms))
+        return min(self.asked.values(), key=lambda asked: asked.step_ms)

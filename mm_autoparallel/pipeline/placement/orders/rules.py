@@ -37,9 +37,9 @@ Ints = NDArray[np.int64]
 #: another action may be awaited in its place. WAIT: what part of a forward's time a gradient may, before the forward.
 QUOTA, LAST, PATIENCE, WAIT, NUM_RULES = 0, 1, 2, 4, 6
 #: What patience and waits are drawn from, and how many may be last at most. After a steady part that is known, how many
-#: begin as the last in turn, in stages, patience with them, and by how many one stage's may then differ from others'.
+#: times as many as stages, what parts of these are tried first, patience then, and by how many a move changes them.
 PARTS, MOST_LAST = np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0]), 30
-LAST_STAGES, LAST_PATIENCE, LAST_CHANGE = np.arange(0.0, 3.5, 0.125), 0.5, 4
+MOST_LAST_STAGES, NUM_LASTS, LAST_PATIENCE, LAST_CHANGE = 3.5, 28, 0.5, 4
 #: What of the moves shift a boundary or change modes; a second change in one move; warmth at the end, of that at first.
 PLACE_PART, SECOND_PART, COOLED = 0.15, 0.4, 0.03
 
@@ -108,17 +108,24 @@ def _play_fixed(words: Words, fixed: Ints, figures: Floats, ends: Floats, ran: I
 
 
 @kernel
-def make_words(figures: Floats, rules: Floats, fixed: Ints, words: Words) -> float:
-    """The step of the words [P, 3M] that rules make after the first letters, fixed [P] so many, which stay; the others
-    are overwritten. Infinite where stages wait for ever.
+def make_words(figures: Floats, rules: Floats, words: Words) -> float:
+    """The step of the words [P, 3M] that rules make, which it overwrites; infinite where stages wait for ever.
 
     Of all stages the one that can begin first goes on: with a gradient of inputs, else a forward, else, where it would
     wait for long, a gradient of weights. No action is begun before what it needs is known, nor where it does not fit.
     """
+    num_stages = words.shape[0]
+    ends = np.full((2, num_stages, words.shape[1] // NUM_KINDS + 1), np.inf)
+    ran, free = np.zeros((num_stages, NUM_KINDS), np.int64), np.zeros(num_stages)
+    return _go_on(figures, rules, np.zeros(num_stages, np.int64), ends, ran, free, words)
+
+
+@kernel
+def _go_on(figures: Floats, rules: Floats, fixed: Ints, ends: Floats, ran: Ints, free: Floats, words: Words) -> float:
+    """The same after some actions, ran [P, 3] of each kind, that ended at ends [2, P, M + 1], infinite for others, and
+    left stages free [P]. The first letters of words, fixed [P] so many, stay. Changes all but figures and rules."""
     num_stages, length = words.shape
     count = length // NUM_KINDS
-    ends = np.full((2, num_stages, count + 1), np.inf)
-    ran, free = np.zeros((num_stages, NUM_KINDS), np.int64), np.zeros(num_stages)
     choice, begins = np.zeros(num_stages, np.int64), np.zeros(num_stages)
     _play_fixed(words, fixed, figures, ends, ran, free)
     low, high = 0, num_stages
@@ -177,45 +184,45 @@ def end_words(figures: Floats, words: Words, num_moves: int, warm_ms: float, see
     """The best step of words [P, 3M], as they are or going on by rules where few forwards are left; words are
     overwritten with what takes it."""
     np.random.seed(seed)
-    num_stages, num_microbatches = words.shape[0], words.shape[1] // NUM_KINDS
+    num_stages, count = words.shape[0], words.shape[1] // NUM_KINDS
     steady, trial, fixed = words.copy(), words.copy(), np.zeros(num_stages, np.int64)
     rules = np.empty((num_stages, NUM_RULES))
-    begin_rules(num_microbatches, rules)
+    begin_rules(count, rules)
     rules[:, PATIENCE + 1] = LAST_PATIENCE
+    rules[:, LAST] = min(count, int(MOST_LAST_STAGES * num_stages))
+    _fix(steady, rules, fixed)
+    ends = np.full((2, num_stages, count + 1), np.inf)
+    ran, free = np.zeros((num_stages, NUM_KINDS), np.int64), np.zeros(num_stages)
+    _play_fixed(steady, fixed, figures, ends, ran, free)  # what comes before all that is tried
     fixed[:] = words.shape[1]
-    best, last = make_words(figures, rules, fixed, trial), 0.0
-    for of_stages in LAST_STAGES:
-        rules[:, LAST] = min(float(num_microbatches), np.floor(of_stages * num_stages))
-        _fix(steady, rules, fixed)
-        trial[:] = steady
-        step = make_words(figures, rules, fixed, trial)
-        if step < best:
-            best, last = step, rules[0, LAST]
-            words[:] = trial
-    rules[:, LAST] = last
-    step, old = best, rules.copy()
-    for move in range(num_moves):
+    best = step = _go_on(figures, rules, fixed, ends.copy(), ran.copy(), free.copy(), trial)
+    now, old = rules.copy(), rules.copy()
+    for move in range(NUM_LASTS + num_moves):
         if best <= target_ms:
             break
-        heat_ms = warm_ms * COOLED ** (move / num_moves)
-        old[:] = rules
-        for _ in range(2 if np.random.random() < SECOND_PART else 1):
-            _change_end(rules, num_microbatches)
-        _fix(steady, rules, fixed)
+        is_first = move < NUM_LASTS
+        if is_first:  # as many of each stage
+            now[:, LAST] = np.floor(rules[0, LAST] * move / NUM_LASTS)
+        else:
+            for _ in range(2 if np.random.random() < SECOND_PART else 1):
+                _change_end(now, rules[0, LAST])
+        _fix(steady, now, fixed)
         trial[:] = steady
-        new = make_words(figures, rules, fixed, trial)
-        if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
+        new = _go_on(figures, now, fixed, ends.copy(), ran.copy(), free.copy(), trial)
+        heat_ms = 0.0 if is_first else warm_ms * COOLED ** ((move - NUM_LASTS) / num_moves)
+        if new <= step or (heat_ms > 0.0 and np.random.random() < np.exp((step - new) / heat_ms)):
             step = new
+            old[:] = now
             if step < best:
                 best = step
                 words[:] = trial
         else:
-            rules[:] = old
+            now[:] = old
     return best
 
 
 @kernel
-def _change_end(rules: Floats, num_microbatches: int) -> None:
+def _change_end(rules: Floats, most_last: float) -> None:
     """Change one rule of the last micro-batches, of one stage or of several neighbours."""
     num_stages = rules.shape[0]
     s, dice = draw_below(num_stages), np.random.random()
@@ -226,7 +233,7 @@ def _change_end(rules: Floats, num_microbatches: int) -> None:
     else:
         change = draw_below(2 * LAST_CHANGE + 1) - LAST_CHANGE
         for k in range(s, s + 1 if dice < 0.9 else s + 1 + draw_below(num_stages - s)):
-            rules[k, LAST] = min(float(num_microbatches), max(0.0, rules[k, LAST] + change))
+            rules[k, LAST] = min(most_last, max(0.0, rules[k, LAST] + change))
 
 
 @kernel
@@ -270,11 +277,10 @@ def search_rules(
     figures, trial = np.empty((num_stages, table.shape[1])), words.copy()
     at, at_rows, now = boundaries.copy(), rows.copy(), rules.copy()
     gather(table, at_rows, figures)
-    none_fixed = np.zeros(num_stages, np.int64)
-    step = make_words(figures, now, none_fixed, trial)
+    step = make_words(figures, now, trial)
     if not np.isfinite(step):  # one micro-batch at a time always fits
         now[:, QUOTA] = 1.0
-        step = make_words(figures, now, none_fixed, trial)
+        step = make_words(figures, now, trial)
     best = step
     words[:], rules[:] = trial, now
     old, old_at, old_rows = now.copy(), at.copy(), at_rows.copy()
@@ -291,7 +297,7 @@ def search_rules(
             _change(now, num_microbatches)
             if np.random.random() < SECOND_PART:
                 _change(now, num_microbatches)
-        new = make_words(figures, now, none_fixed, trial)
+        new = make_words(figures, now, trial)
         if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
             step = new
             if step < best:

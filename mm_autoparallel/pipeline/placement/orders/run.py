@@ -210,11 +210,11 @@ class OrderSearch:
         runs = [self._run(self._periods.turn, 1, False, POLISH_WARMTH) for _ in range(PERIODS)]
 
         def search() -> Found | None:
-            together, asked = self._periods.next()
+            asked = self._periods.next()
             for run in runs:
                 period_ms = asked.next_ms()
-                found = run.from_period(together, period_ms, asked.effort)
-                asked.take(period_ms, found is not None)
+                found = run.from_period(asked.together, period_ms, asked.effort)
+                asked.take(period_ms, np.inf if found is None else found.step_ms)
                 if found is not None or self.should_stop():
                     return found
             return None

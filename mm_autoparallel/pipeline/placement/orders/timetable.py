@@ -163,8 +163,22 @@ def fits_timetable(period_ms: float, forwards: Floats, inputs: Floats, figures: 
 
 
 @kernel
-def write_timetable(period_ms: float, forwards: Floats, inputs: Floats, figures: Floats, word: Words) -> None:
-    """Overwrite a stage's word [3M] with the order of its timetable."""
+def count_spare(period_ms: float, forwards: Floats, inputs: Floats, figures: Floats, most: int) -> int:
+    """How many more micro-batches than a stage's timetable has in flight its memory holds, up to most."""
+    fuller = figures.copy()
+    for spare in range(most):
+        fuller[ROOM] -= figures[KEPT]
+        fuller[MOST_IN_FLIGHT] -= 1.0
+        if not fits_timetable(period_ms, forwards, inputs, fuller):
+            return spare
+    return most
+
+
+@kernel
+def write_timetable(
+    period_ms: float, forwards: Floats, inputs: Floats, figures: Floats, ahead: int, word: Words
+) -> None:
+    """Overwrite a stage's word [3M] with the order of its timetable, which so many forwards more run ahead of."""
     together, count = forwards.shape[0], word.shape[0] // 3
     order, rooms = np.empty(2 * together, np.int64), np.empty(2 * together, np.int64)
     _fill_gaps(period_ms, forwards, inputs, figures, order, rooms)
@@ -172,13 +186,13 @@ def write_timetable(period_ms: float, forwards: Floats, inputs: Floats, figures:
     for j in range(together):
         first[j] = int(np.round((forwards[j] - wrap(forwards[j], period_ms)) / period_ms))
         first[together + j] = int(np.round((inputs[j] - wrap(inputs[j], period_ms)) / period_ms))
-    n = pending = 0
-    period = first.min()
+    word[:ahead] = FORWARD
+    n, pending, period = ahead, 0, first.min()
     while n + pending < word.shape[0]:
         for x in range(2 * together):
             action = order[x]
             m = (period - first[action]) * together + action % together
-            if 0 <= m < count:
+            if 0 <= m < (count - ahead if action < together else count):
                 word[n] = FORWARD if action < together else INPUT
                 n += 1
                 pending += 0 if action < together else 1
