@@ -2,8 +2,8 @@
 asked for. Boundaries and modes are chosen on the way.
 
 Where memory binds, a step of many micro-batches is as long as its period, and what is found here for a period that no
-stage's work exceeds is hard to find by moves of single letters. Beams of timetables, those first whose micro-batches
-are in flight for the least time.
+stage's work exceeds is hard to find by moves of single letters. A beam search: for each stage and each segment it may
+begin at, the timetables whose micro-batches are in flight for the least time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 from mm_autoparallel.pipeline.placement.orders.timetable import (
     SAME,
     count_spare,
-    draw_timetable,
-    fits_timetable,
+    is_same,
+    list_timetables,
     write_timetable,
 )
 from mm_autoparallel.pipeline.placement.orders.words import Words, fits_word
@@ -33,9 +33,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int32]
 
-#: Timetables of a stage that begins at one segment which go on; how many are drawn for each way to fill the stage
-#: before, and after how many that fit no more are; what part of them takes the nearest times. Assumed.
-WIDTH, TRIES, ENOUGH, GREEDY_PART, GREED = 8, 24, 4, 1 / 3, 0.7
+#: Timetables of a stage that begins at one segment which go on; how many of those that each leaves the stage before; by
+#: how much the time in flight that they are chosen by is changed at random.
+WIDTH, ENOUGH, NOISE = 8, 4, 0.005
+#: Waits in parts of a period that a stage's timetables may have in all, the first that some do; nodes that are tried
+#: for them, and for those of the last stage. Assumed.
+WAITS, NODES, LAST_NODES = np.array([0.02, 0.08, 0.3, 1.0, 4.0]), 3_000, 400_000
 
 
 @kernel
@@ -55,18 +58,6 @@ def _reach(table: Floats, first: Rows, count: Rows, most_ms: float) -> NDArray[n
                 for row in range(first[s, begin, end], first[s, begin, end] + count[s, begin, end]):
                     can[s + 1, end] |= _work(table[row]) <= most_ms
     return can
-
-
-@kernel
-def _is_same(forwards: Floats, inputs: Floats, other_forwards: Floats, other_inputs: Floats, near_ms: float) -> bool:
-    """Whether two timetables differ by a shift alone."""
-    shift_ms = other_forwards[0] - forwards[0]
-    for j in range(forwards.shape[0]):
-        if abs(other_forwards[j] - forwards[j] - shift_ms) > near_ms:
-            return False
-        if abs(other_inputs[j] - inputs[j] - shift_ms) > near_ms:
-            return False
-    return True
 
 
 @kernel
@@ -93,68 +84,55 @@ def find_periodic(
     whole_ms, width, enough = together * period_ms, WIDTH * effort, ENOUGH * effort
     can = _reach(table, first, count, period_ms * (1.0 + SAME))
     kept = (num_stages + 1, num_segments + 1, width)
-    forwards, inputs = np.empty((*kept, together)), np.empty((*kept, together))
-    next_end, next_one, next_row = np.zeros(kept, np.int64), np.zeros(kept, np.int64), np.zeros(kept, np.int64)
+    forwards, inputs, origin = np.empty((*kept, together)), np.empty((*kept, together)), np.zeros((*kept, 3), np.int64)
     num_kept = np.zeros((num_stages + 1, num_segments + 1), np.int64)
     num_kept[num_stages, num_segments] = 1
-    most = num_segments * width * enough
-    drawn_forwards, drawn_inputs, in_flight_ms = np.empty((most, together)), np.empty((most, together)), np.empty(most)
-    drawn = np.empty((most, 3), np.int64)
-    latest, earliest = np.empty(together), np.empty(together)
+    most = max(num_segments * width * enough, width)
+    new_forwards, new_inputs, in_flight_ms = np.empty((most, together)), np.empty((most, together)), np.empty(most)
+    new_origin, waits_ms = np.empty((most, 3), np.int64), np.empty(width)
+    latest, earliest = np.zeros(together), np.zeros(together)
     for s in range(num_stages - 1, -1, -1):
+        is_last = s == num_stages - 1
         for begin in range(num_segments):
-            if not can[s, begin]:
-                continue
             n = 0
-            for end in range(begin + 1, num_segments + 1):
+            for end in range(begin + 1 if can[s, begin] else num_segments + 1, num_segments + 1):
                 first_row, num_rows = first[s, begin, end], count[s, begin, end]
-                if num_rows == 0 or num_kept[s + 1, end] == 0:
-                    continue
                 of = table[first_row : first_row + num_rows]
                 quickest = np.argsort(of[:, FORWARD_MS] + of[:, INPUT_MS])
                 for one in range(num_kept[s + 1, end]):
+                    num_found = 0
                     for row in quickest:  # the first that fits: others recompute more
-                        figures, num_fit = of[row], 0
-                        if _work(figures) > period_ms * (1.0 + SAME):
+                        figures = of[row]
+                        if num_found > 0 or _work(figures) > period_ms * (1.0 + SAME):
                             continue
-                        for turn in range(TRIES * effort):
-                            if s == num_stages - 1:
-                                spread = np.random.random()
-                                for j in range(together):
-                                    latest[j] = j * (spread * figures[FORWARD_MS] + (1.0 - spread) * period_ms)
-                                    earliest[j] = latest[j] + figures[FORWARD_MS]
-                            else:
-                                handed_ms = table[next_row[s + 1, end, one], INPUT_MS] + figures[HOP_BACKWARD_MS]
-                                for j in range(together):
-                                    latest[j] = forwards[s + 1, end, one, j] - figures[HOP_FORWARD_MS]
-                                    latest[j] -= figures[FORWARD_MS]
-                                    earliest[j] = inputs[s + 1, end, one, j] + handed_ms
-                            greed = 1.0 if turn < GREEDY_PART * TRIES * effort else GREED
-                            to = drawn_forwards[n], drawn_inputs[n]
-                            if not draw_timetable(whole_ms, latest, earliest, figures, greed, *to):
-                                continue
-                            if not fits_timetable(whole_ms, *to, figures):
-                                continue
-                            drawn[n, 0], drawn[n, 1], drawn[n, 2] = end, one, first_row + row
-                            in_flight_ms[n] = (drawn_inputs[n] - drawn_forwards[n]).sum()
-                            n += 1
-                            num_fit += 1
-                            if num_fit == enough:
+                        if not is_last:
+                            behind = table[origin[s + 1, end, one, 2]]
+                            latest[:] = forwards[s + 1, end, one] - figures[HOP_FORWARD_MS] - figures[FORWARD_MS]
+                            earliest[:] = inputs[s + 1, end, one] + behind[INPUT_MS] + figures[HOP_BACKWARD_MS]
+                        for waits in WAITS[-1:] if is_last else WAITS:
+                            num_most = width if is_last else enough
+                            num_found = list_timetables(
+                                whole_ms, latest, earliest, is_last, figures, waits * whole_ms,
+                                LAST_NODES if is_last else NODES, new_forwards[n : n + num_most],
+                                new_inputs[n : n + num_most], waits_ms[:num_most],
+                            )  # fmt: skip
+                            if num_found > 0:
                                 break
-                        if num_fit > 0:
-                            break
+                        for x in range(n, n + num_found):
+                            in_flight_ms[x] = (new_inputs[x] - new_forwards[x]).sum()
+                            in_flight_ms[x] *= 1.0 + NOISE * np.random.random()
+                            new_origin[x, 0], new_origin[x, 1], new_origin[x, 2] = end, one, first_row + row
+                        n += num_found
             k = 0
             for x in np.argsort(in_flight_ms[:n]):
-                if k == width:
-                    break
-                is_new = True
+                is_new = k < width
                 for y in range(k):
-                    is_new &= not _is_same(
-                        drawn_forwards[x], drawn_inputs[x], forwards[s, begin, y], inputs[s, begin, y], SAME * whole_ms
+                    is_new &= not is_same(
+                        new_forwards[x], new_inputs[x], forwards[s, begin, y], inputs[s, begin, y], SAME * whole_ms
                     )
                 if is_new:
-                    forwards[s, begin, k], inputs[s, begin, k] = drawn_forwards[x], drawn_inputs[x]
-                    next_end[s, begin, k], next_one[s, begin, k], next_row[s, begin, k] = drawn[x]
+                    forwards[s, begin, k], inputs[s, begin, k] = new_forwards[x], new_inputs[x]
+                    origin[s, begin, k] = new_origin[x]
                     k += 1
             num_kept[s, begin] = k
     if num_kept[0, 0] == 0:
@@ -162,9 +140,9 @@ def find_periodic(
     begin = one = 0
     boundaries[0] = 0
     for s in range(num_stages):
-        rows[s] = next_row[s, begin, one]
+        rows[s] = origin[s, begin, one, 2]
         timetables[0, s], timetables[1, s] = forwards[s, begin, one], inputs[s, begin, one]
-        begin, one = next_end[s, begin, one], next_one[s, begin, one]
+        begin, one = origin[s, begin, one, 0], origin[s, begin, one, 1]
         boundaries[s + 1] = begin
     return True
 

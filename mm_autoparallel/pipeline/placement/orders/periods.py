@@ -10,7 +10,7 @@ import numpy as np
 #: of the best step. The first period beside the least, and how much more is asked for where nothing was found, each
 #: time twice as much; where found and not found are that near, all begins again with more effort, up to the most.
 #: Assumed.
-TOGETHER, EVERY, BESIDE, NEAR, MOST_EFFORT = (2, 1, 3), 3, 0.002, 0.001, 3
+TOGETHER, EVERY, BESIDE, NEAR, MOST_EFFORT = (2, 1, 3, 4), 3, 0.002, 0.001, 3
 
 
 @dataclass

@@ -30,8 +30,8 @@ Ints = NDArray[np.int64]
 
 #: Times that differ by less, in parts of a period, are one.
 SAME = 1e-7
-#: The nearest free times that an action may take, beside the first.
-FURTHER = 3
+#: What may follow in a timetable: a forward at once or later, a gradient of an input, one of weights.
+CHOICES = 4
 #: Periods after which pending weight gradients come and go as in all that follow.
 SETTLED = 4
 
@@ -44,77 +44,135 @@ def wrap(time_ms: float, period_ms: float) -> float:
 
 
 @kernel
-def _is_free(time_ms: float, length_ms: float, begins: Floats, lengths: Floats, count: int, period_ms: float) -> bool:
-    for x in range(count):
-        if wrap(begins[x] - time_ms, period_ms) < length_ms - SAME * period_ms:
-            return False
-        if wrap(time_ms - begins[x], period_ms) < lengths[x] - SAME * period_ms:
+def list_timetables(
+    period_ms: float,
+    latest: Floats,
+    earliest: Floats,
+    is_last: bool,
+    figures: Floats,
+    most_waits_ms: float,
+    most_nodes: int,
+    forwards: Floats,
+    inputs: Floats,
+    waits_ms: Floats,
+) -> int:
+    """List when a stage may begin K forwards, no later than latest [K], and K gradients of inputs, no earlier than
+    earliest [K], the least sum of waits first: how much earlier forwards are, and how much later gradients.
+
+    is_last: of the last stage; forwards begin whenever they like, micro-batch 0 at 0, and gradients after them.
+    Overwrites forwards [L, K], inputs [L, K] and waits_ms [L] with at most L timetables that fit and wait less than
+    most_waits_ms in all; how many. One action of each is exactly when it wants to be, the others follow at once or when
+    they want to, in every order that is tried before most_nodes are.
+    """
+    together, most = latest.shape[0], waits_ms.shape[0]
+    forward_ms, input_ms, weight_ms = figures[FORWARD_MS], figures[INPUT_MS], figures[WEIGHT_MS]
+    depth, near_ms, count, num_nodes = 3 * together, SAME * period_ms, 0, 0
+    begins = np.empty((2, together))
+    now_ms, spare_ms, waited_ms = np.empty(depth + 1), np.empty(depth + 1), np.empty(depth + 1)
+    ran, choice = np.zeros((depth + 1, 3), np.int64), np.empty(depth + 1, np.int64)
+    for first_kind in range(1 if is_last else 2):
+        for first in range(together * together):
+            first_of = first % together, first // together
+            if is_last and first_of[0] > 0:
+                continue
+            begins[0, first_of[0]], begins[1, first_of[1]] = latest[first_of[0]], earliest[first_of[1]]
+            ran[1], choice[1], d = 0, 0, 1
+            ran[1, first_kind] = 1
+            now_ms[1] = begins[first_kind, first_of[first_kind]] + (forward_ms if first_kind == 0 else input_ms)
+            spare_ms[1], waited_ms[1] = period_ms - together * (forward_ms + input_ms + weight_ms), 0.0
+            while d > 0:
+                if d == depth or choice[d] == CHOICES:
+                    if d == depth:
+                        total_ms = _waits(period_ms, forward_ms, is_last, begins, waited_ms[d])
+                        is_new = count < most or total_ms < waits_ms[most - 1] - near_ms
+                        is_new = is_new and _in_turn(period_ms, begins)
+                        if is_new and fits_timetable(period_ms, begins[0], begins[1], figures):
+                            count = _insert(begins, total_ms, near_ms, forwards, inputs, waits_ms, count)
+                    d -= 1
+                    continue
+                chosen, below_ms = choice[d], most_waits_ms if count < most else waits_ms[most - 1] - near_ms
+                choice[d] += 1
+                num_nodes += 1
+                if num_nodes > most_nodes:
+                    return count
+                kind = max(0, chosen - 1)  # of a forward at once or later, a gradient of an input, a weight's
+                if ran[d, kind] == together:
+                    continue
+                wait_ms = gap_ms = 0.0
+                if kind < 2:
+                    j = (first_of[kind] + ran[d, kind]) % together
+                    if is_last:
+                        gap_ms = 0.5 * spare_ms[d] if chosen == 1 else 0.0
+                        begins[kind, j] = now_ms[d] + gap_ms
+                    elif kind == 0:
+                        wait_ms = wrap(latest[j] - now_ms[d], period_ms)
+                        gap_ms = min(spare_ms[d], wait_ms) if chosen == 1 else 0.0
+                        wait_ms -= gap_ms
+                        begins[0, j] = latest[j] - wait_ms
+                    else:
+                        gap_ms = wrap(earliest[j] - now_ms[d], period_ms)
+                        if gap_ms > spare_ms[d] + near_ms:
+                            gap_ms, wait_ms = 0.0, wrap(now_ms[d] - earliest[j], period_ms)
+                        begins[1, j] = earliest[j] + wait_ms
+                if (chosen == 1 and gap_ms < near_ms) or waited_ms[d] + wait_ms >= below_ms:
+                    continue
+                length_ms = forward_ms if kind == 0 else input_ms if kind == 1 else weight_ms
+                now_ms[d + 1], spare_ms[d + 1] = now_ms[d] + gap_ms + length_ms, max(0.0, spare_ms[d] - gap_ms)
+                waited_ms[d + 1], ran[d + 1], choice[d + 1] = waited_ms[d] + wait_ms, ran[d], 0
+                ran[d + 1, kind] += 1
+                d += 1
+    return count
+
+
+@kernel
+def _waits(period_ms: float, forward_ms: float, is_last: bool, begins: Floats, waited_ms: float) -> float:
+    """The sum of waits; of the last stage gradients are first put after their forwards, in begins [2, K]."""
+    if is_last:
+        for j in range(begins.shape[1]):
+            wait_ms = wrap(begins[1, j] - begins[0, j] - forward_ms, period_ms)
+            begins[1, j] = begins[0, j] + forward_ms + wait_ms
+            waited_ms += wait_ms
+    return waited_ms
+
+
+@kernel
+def _in_turn(period_ms: float, begins: Floats) -> bool:
+    """Whether micro-batches are taken in order by both kinds of begins [2, K]."""
+    for of in begins:
+        for j in range(1, of.shape[0]):
+            if of[j] < of[j - 1] - SAME * period_ms:
+                return False
+        if of[-1] > of[0] + period_ms * (1.0 + SAME):
             return False
     return True
 
 
 @kernel
-def draw_timetable(
-    period_ms: float, latest: Floats, earliest: Floats, figures: Floats, greed: float, forwards: Floats, inputs: Floats
-) -> bool:
-    """Draw when a stage begins K forwards, no later than latest [K], and K gradients of inputs, no earlier than
-    earliest [K], one after another in a drawn order; whether all found their place.
-
-    Each takes the nearest free time with probability greed, else one of the next: the time that it wants, or one that
-    leaves whole weight gradients between it and what is placed. Overwrites forwards [K] and inputs [K].
-    """
-    together = latest.shape[0]
-    order = np.arange(2 * together)
-    for x in range(2 * together - 1, 0, -1):
-        y = int(np.random.random() * (x + 1))
-        order[x], order[y] = order[y], order[x]
-    begins, lengths = np.empty(2 * together), np.empty(2 * together)
-    delays = np.empty(1 + 4 * together * (together + 1))
-    weight_ms = figures[WEIGHT_MS]
-    most_weights = together if weight_ms > 0.0 else 0
-    for count in range(2 * together):
-        is_forward, j = order[count] < together, order[count] % together
-        length_ms = figures[FORWARD_MS] if is_forward else figures[INPUT_MS]
-        wanted_ms, sign = (latest[j], -1.0) if is_forward else (earliest[j], 1.0)
-        delays[0] = 0.0
-        num_delays = 1
-        for x in range(count):
-            for weights in range(most_weights + 1):
-                after_ms = begins[x] + lengths[x] + weights * weight_ms
-                before_ms = begins[x] - weights * weight_ms - length_ms
-                delays[num_delays] = wrap(sign * (after_ms - wanted_ms), period_ms)
-                delays[num_delays + 1] = wrap(sign * (before_ms - wanted_ms), period_ms)
-                num_delays += 2
-        skipped = 0
-        while skipped < FURTHER and np.random.random() > greed:
-            skipped += 1
-        chosen = before = -1.0
-        for delay_ms in np.sort(delays[:num_delays]):
-            if delay_ms <= before + SAME * period_ms and before >= 0.0:
-                continue
-            before = delay_ms
-            if _is_free(wanted_ms + sign * delay_ms, length_ms, begins, lengths, count, period_ms):
-                chosen = delay_ms
-                if skipped == 0:
-                    break
-                skipped -= 1
-        if chosen < 0.0:
+def is_same(forwards: Floats, inputs: Floats, other_forwards: Floats, other_inputs: Floats, near_ms: float) -> bool:
+    """Whether two timetables differ by a shift alone."""
+    shift_ms = other_forwards[0] - forwards[0]
+    for j in range(forwards.shape[0]):
+        if abs(other_forwards[j] - forwards[j] - shift_ms) > near_ms:
             return False
-        begins[count], lengths[count] = wanted_ms + sign * chosen, length_ms
-        if is_forward:
-            forwards[j] = begins[count]
-        else:
-            inputs[j] = begins[count]
-    return _in_turn(period_ms, forwards) and _in_turn(period_ms, inputs)
+        if abs(other_inputs[j] - inputs[j] - shift_ms) > near_ms:
+            return False
+    return True
 
 
 @kernel
-def _in_turn(period_ms: float, begins: Floats) -> bool:
-    """Whether micro-batches are taken in order."""
-    for j in range(1, begins.shape[0]):
-        if begins[j] < begins[j - 1]:
-            return False
-    return bool(begins[0] + period_ms * (1.0 + SAME) >= begins[-1])
+def _insert(
+    begins: Floats, total_ms: float, near_ms: float, forwards: Floats, inputs: Floats, waits_ms: Floats, count: int
+) -> int:
+    """Put a timetable among the first, count so many, unless it is there; how many then."""
+    for x in range(count):
+        if abs(waits_ms[x] - total_ms) < near_ms and is_same(begins[0], begins[1], forwards[x], inputs[x], near_ms):
+            return count
+    x = min(count, waits_ms.shape[0] - 1)
+    while x > 0 and waits_ms[x - 1] > total_ms:
+        forwards[x], inputs[x], waits_ms[x] = forwards[x - 1], inputs[x - 1], waits_ms[x - 1]
+        x -= 1
+    forwards[x], inputs[x], waits_ms[x] = begins[0], begins[1], total_ms
+    return int(min(count + 1, waits_ms.shape[0]))
 
 
 @kernel
