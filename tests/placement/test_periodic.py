@@ -17,7 +17,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     ROOM,
 )
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
-from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, NEAR, Periods
+from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, NEAR, Periods
 from mm_autoparallel.pipeline.placement.orders.rules import end_words
 from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words
 
@@ -81,7 +81,7 @@ def test_a_period_is_kept_however_long_it_runs(seed: int) -> None:
         steps.append(step_of(words, figures))
     assert steps[1] - steps[0] <= num_microbatches * period_ms * (1.0 + 1e-6)
     ended = words.copy()
-    step_ms = end_words(figures, ended, 50, 1.0, seed, 0.0)
+    step_ms = end_words(figures, ended, 5, 50, 1.0, seed, 0.0)
     assert step_ms == pytest.approx(step_of(ended, figures), rel=1e-12)
     assert step_ms <= steps[1]
     assert all(fits_word(word, row) for word, row in zip(ended, figures, strict=True))
@@ -116,10 +116,26 @@ def test_periods_are_halved_between_what_is_found_and_what_is_not() -> None:
     periods, least_ms, asked_ms = Periods(100.0), 105.3, []
     for _ in range(80):
         asked = periods.next()
-        period_ms = asked.next_ms()
+        period_ms, _ = asked.next()
         asked_ms.append(period_ms)
         asked.take(period_ms, 10.0 * period_ms if period_ms >= least_ms else np.inf)
     assert min(asked_ms) == 100.0 * (1.0 + BESIDE)
     best = min(periods.asked.values(), key=lambda asked: asked.step_ms)
-    assert least_ms <= best.found_ms <= least_ms * (1.0 + NEAR)
-    assert max(asked.effort for asked in periods.asked.values()) > 1
+    assert least_ms <= best.found_ms <= least_ms * (1.0 + NEAR)  # or it is found beyond
+    assert least_ms < np.mean(asked_ms[-20:]) < least_ms * 1.02
+
+
+def test_a_period_that_is_known_is_asked_for_first() -> None:
+    word = np.array([0, 0] + [0, 1, 2, 0, 1, 2, 0, 1, 2] * 20 + [1, 2, 1, 2], np.int8)
+    words = np.stack([word, word])
+    starts_ms = np.arange(2.0 * words.size).reshape(2, -1)
+    periods = Periods(2.5)
+    periods.know(words, starts_ms[:, : len(word)], 500.0)
+    asked = [periods.next(), periods.next()]
+    assert sorted(of.together for of in asked) == [1, 3]  # another one beside what is known
+    for of in asked:
+        period_ms, _ = of.next()
+        assert period_ms == pytest.approx(3.0, rel=2 * NEAR + BEYOND)  # three letters, one after another
+    periods = Periods(2.5)
+    periods.know(np.random.default_rng(0).permuted(words, axis=1), starts_ms[:, : len(word)], 500.0)
+    assert not periods.asked  # no period

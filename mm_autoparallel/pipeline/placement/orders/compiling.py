@@ -35,7 +35,7 @@ def compile_orders() -> None:
         timetables = np.zeros((2, 2, 1))
         find_periodic(table, first, count, 1, 3.0, 1, 0, boundaries, rows, timetables)
         write_periodic(table, 3.0, timetables, 0.0, words)
-        end_words(table, words, 1, 1.0, 0, 0.0)
+        end_words(table, words, 1, 1, 1.0, 0, 0.0)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)
         Shaving(1, table, 10.0).go_on()

@@ -23,9 +23,9 @@ Rules = NDArray[np.float64]
 #: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
 #: ten times as long, and the moves of letters that follow them. Assumed.
 PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
-#: Forwards that run ahead of a steady part, for each stage behind; ends tried after it, in parts of a run's moves.
-#: Assumed.
-AHEAD, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5), 8
+#: Forwards that run ahead of a steady part, for each stage behind; numbers of last micro-batches tried with each of
+#: them and with the best, which goes on where it is that near; ends tried then, in parts of a run's moves. Assumed.
+AHEAD, FEW_LASTS, LASTS, NEAR_FACTOR, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5), 7, 28, 1.01, 8
 
 
 @dataclass(eq=False)
@@ -92,9 +92,9 @@ class Run:
         best = Ruled(step_ms, boundaries.copy(), rows.copy(), rules)
         return self.go_on(Found(step_ms, boundaries, rows, words), AFTER_RULES_PART), best
 
-    def from_period(self, together: int, period_ms: float, effort: int) -> Found | None:
+    def from_period(self, together: int, period_ms: float, effort: int, most_ms: float) -> Found | None:
         """Begin with stages in which so many micro-batches together pass once every period_ms each; None where none are
-        found."""
+        found. Goes on from steps that are near most_ms or below it."""
         num_stages = self.table.first.shape[0]
         boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
         timetables, words = np.zeros((2, num_stages, together)), self._words(num_stages)
@@ -103,14 +103,17 @@ class Run:
         figures, best, first = self.table.figures[rows], Found(np.inf, boundaries, rows, words), words.copy()
         for ahead in AHEAD:
             if write_periodic(figures, period_ms, timetables, ahead, words):
-                step_ms = end_words(figures, words, 0, self.warm_ms, self.seed, self.target_ms)
+                step_ms = end_words(figures, words, FEW_LASTS, 0, self.warm_ms, self.seed, self.target_ms)
                 if step_ms < best.step_ms:
                     write_periodic(figures, period_ms, timetables, ahead, first)
                     best = Found(step_ms, boundaries, rows, first.copy())
-        best.step_ms = end_words(
-            figures, best.words, max(1, self.num_moves // ENDS_PART), self.warm_ms, self.seed, self.target_ms
-        )
-        return self.go_on(best)
+        return self.end_anew(best) if best.step_ms < NEAR_FACTOR * most_ms else best
+
+    def end_anew(self, found: Found) -> Found:
+        """Look for rules that end words which are known, overwritten with the best, and move letters of these."""
+        figures, num_moves = self.table.figures[found.rows], max(1, self.num_moves // ENDS_PART)
+        found.step_ms = end_words(figures, found.words, LASTS, num_moves, self.warm_ms, self.seed, self.target_ms)
+        return self.go_on(found)
 
     def go_on(self, found: Found, part: int = 1) -> Found:
         """Move letters of words that are known, which are overwritten with the best. part: of the run's moves."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
+from mm_autoparallel.pipeline.placement.orders.local import Found, Run
 
 #: Micro-batches that pass together in a period, by turns, and in one of how many turns after the first ones; else those
-#: of the best step. The first period beside the least, and how much more is asked for where nothing was found, each
-#: time twice as much; where found and not found are that near, all begins again with more effort, up to the most.
-#: Assumed.
-TOGETHER, EVERY, BESIDE, NEAR, MOST_EFFORT = (2, 1, 3, 4), 3, 0.002, 0.001, 3
+#: of the best step. Assumed.
+TOGETHER, EVERY = (2, 1, 3, 4), 2
+#: The first period beside the least, where others have none, and how much more is asked for where nothing was found,
+#: each time twice as much; where found and not found are that near, others up to so far beyond are asked for, with
+#: efforts by turns. Assumed.
+BESIDE, NEAR, BEYOND, EFFORTS = 0.002, 0.002, 0.003, (1, 2)
+#: Steps through what is left to be asked for, which come near none before.
+GOLDEN = 0.618033988749895
 
 
 @dataclass
@@ -19,28 +28,31 @@ class Asked:
 
     together: int
     least_ms: float
-    step_ms: float = np.inf
+    first_ms: float
     failed_ms: float = 0.0
     found_ms: float = np.inf
+    step_ms: float = np.inf
+    num_near: int = 0
     growth: float = BESIDE
-    effort: int = 1
 
-    def next_ms(self) -> float:
-        if self.failed_ms == 0.0:
-            return self.least_ms * (1.0 + BESIDE)
+    def next(self) -> tuple[float, int]:
+        """The period that is asked for, and with how much effort."""
         if not np.isfinite(self.found_ms):
-            return self.failed_ms * (1.0 + self.growth)
-        return 0.5 * (self.failed_ms + self.found_ms)
+            return self.failed_ms * (1.0 + self.growth) if self.failed_ms else self.first_ms, EFFORTS[0]
+        low_ms = max(self.failed_ms, self.least_ms)
+        if self.found_ms > low_ms * (1.0 + NEAR):
+            return 0.5 * (low_ms + self.found_ms), EFFORTS[0]
+        self.num_near += 1
+        width_ms = self.found_ms * (1.0 + BEYOND) - low_ms
+        return low_ms + width_ms * (self.num_near * GOLDEN % 1.0), EFFORTS[self.num_near % len(EFFORTS)]
 
     def take(self, period_ms: float, step_ms: float) -> None:
         """step_ms: infinite where nothing was found."""
         self.step_ms = min(self.step_ms, step_ms)
         if np.isfinite(step_ms):
             self.found_ms = min(self.found_ms, period_ms)
-        else:
+        elif period_ms < self.found_ms:
             self.failed_ms, self.growth = max(self.failed_ms, period_ms), 2.0 * self.growth
-        if self.found_ms <= max(self.failed_ms, self.least_ms) * (1.0 + NEAR) or self.growth > 1.0:
-            self.failed_ms, self.growth, self.effort = 0.0, BESIDE, min(self.effort + 1, MOST_EFFORT)
 
 
 @dataclass
@@ -58,5 +70,34 @@ class Periods:
         self.turn += 1
         if is_first or turn == 0:
             together = TOGETHER[(self.turn - 1 if is_first else number) % len(TOGETHER)]
-            return self.asked.setdefault(together, Asked(together, self.least_ms))
+            first_ms = min((asked.found_ms for asked in self.asked.values()), default=np.inf)
+            first_ms = first_ms if np.isfinite(first_ms) else self.least_ms * (1.0 + BESIDE)
+            return self.asked.setdefault(together, Asked(together, self.least_ms, first_ms))
         return min(self.asked.values(), key=lambda asked: asked.step_ms)
+
+    def look(self, runs: Sequence[Run], most_ms: float, should_stop: Callable[[], bool]) -> Found | None:
+        """What the first of these runs finds that finds a steady part of the period it is asked for. It goes on from
+        steps near most_ms. One call at a time: it notes which are found."""
+        asked = self.next()
+        for run in runs:
+            period_ms, effort = asked.next()
+            found = run.from_period(asked.together, period_ms, effort, most_ms)
+            asked.take(period_ms, np.inf if found is None else found.step_ms)
+            if found is not None or should_stop():
+                return found
+        return None
+
+    def know(self, words: NDArray[np.int8], starts_ms: NDArray[np.float64], step_ms: float) -> None:
+        """Begin with the period of known words [P, 3M], if they have one; starts_ms: [P, 3M] of their letters."""
+        length = words.shape[1]
+        first, last = length // 3, 2 * length // 3
+        for together in sorted(TOGETHER):
+            shift = NUM_KINDS * together
+            if last + shift <= length and np.array_equal(words[:, first:last], words[:, first + shift : last + shift]):
+                num_periods = (last - first) // shift
+                passed_ms = starts_ms[:, first + num_periods * shift] - starts_ms[:, first]
+                period_ms = max(self.least_ms, float(passed_ms.max()) / (num_periods * together))
+                failed_ms = period_ms * (1.0 - NEAR)
+                self.asked[together] = Asked(together, self.least_ms, period_ms, failed_ms, period_ms, step_ms)
+                self.turn = len(TOGETHER)
+                return

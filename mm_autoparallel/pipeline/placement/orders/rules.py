@@ -37,9 +37,9 @@ Ints = NDArray[np.int64]
 #: another action may be awaited in its place. WAIT: what part of a forward's time a gradient may, before the forward.
 QUOTA, LAST, PATIENCE, WAIT, NUM_RULES = 0, 1, 2, 4, 6
 #: What patience and waits are drawn from, and how many may be last at most. After a steady part that is known, how many
-#: times as many as stages, what parts of these are tried first, patience then, and by how many a move changes them.
+#: times as many as stages, patience then, and by how many a move changes them.
 PARTS, MOST_LAST = np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0]), 30
-MOST_LAST_STAGES, NUM_LASTS, LAST_PATIENCE, LAST_CHANGE = 3.5, 28, 0.5, 4
+MOST_LAST_STAGES, LAST_PATIENCE, LAST_CHANGE = 3.5, 0.5, 4
 #: What of the moves shift a boundary or change modes; a second change in one move; warmth at the end, of that at first.
 PLACE_PART, SECOND_PART, COOLED = 0.15, 0.4, 0.03
 
@@ -180,9 +180,11 @@ def _fix(words: Words, rules: Floats, fixed: Ints) -> None:
 
 
 @kernel
-def end_words(figures: Floats, words: Words, num_moves: int, warm_ms: float, seed: int, target_ms: float) -> float:
+def end_words(
+    figures: Floats, words: Words, num_lasts: int, num_moves: int, warm_ms: float, seed: int, target_ms: float
+) -> float:
     """The best step of words [P, 3M], as they are or going on by rules where few forwards are left; words are
-    overwritten with what takes it."""
+    overwritten with what takes it. num_lasts: how many are left, that is tried first, as many of each stage."""
     np.random.seed(seed)
     num_stages, count = words.shape[0], words.shape[1] // NUM_KINDS
     steady, trial, fixed = words.copy(), words.copy(), np.zeros(num_stages, np.int64)
@@ -197,19 +199,19 @@ def end_words(figures: Floats, words: Words, num_moves: int, warm_ms: float, see
     fixed[:] = words.shape[1]
     best = step = _go_on(figures, rules, fixed, ends.copy(), ran.copy(), free.copy(), trial)
     now, old = rules.copy(), rules.copy()
-    for move in range(NUM_LASTS + num_moves):
+    for move in range(num_lasts + num_moves):
         if best <= target_ms:
             break
-        is_first = move < NUM_LASTS
+        is_first = move < num_lasts
         if is_first:  # as many of each stage
-            now[:, LAST] = np.floor(rules[0, LAST] * move / NUM_LASTS)
+            now[:, LAST] = np.floor(rules[0, LAST] * move / num_lasts)
         else:
             for _ in range(2 if np.random.random() < SECOND_PART else 1):
                 _change_end(now, rules[0, LAST])
         _fix(steady, now, fixed)
         trial[:] = steady
         new = _go_on(figures, now, fixed, ends.copy(), ran.copy(), free.copy(), trial)
-        heat_ms = 0.0 if is_first else warm_ms * COOLED ** ((move - NUM_LASTS) / num_moves)
+        heat_ms = 0.0 if is_first else warm_ms * COOLED ** ((move - num_lasts) / num_moves)
         if new <= step or (heat_ms > 0.0 and np.random.random() < np.exp((step - new) / heat_ms)):
             step = new
             old[:] = now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +94,7 @@ class OrderSearch:
         self.lower_ms = lower_ms
         self.best: Found | None = None
         self._ruled: list[Ruled | None] = [None, None]
-        self._rules_lead = False
+        self._rules_lead = self._periods_lead = False
         self.placement: Placement | None = None
         self.num_leaves = 0
         self._rows_left = np.arange(len(options.stage))
@@ -122,10 +123,13 @@ class OrderSearch:
                     return
                 is_repeated = self._can_repeat and (self._has_rules or round_number % 2 == 1)
                 beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
-                other = threads.submit(self._first_task(starts, round_number, 0))
+                first_task = self._polish if self._periods_lead else partial(self._first_task, starts, side=0)
+                other = threads.submit(first_task(round_number))
                 found, first = beside(), other.result()
                 if self._has_rules and found is not None and first.step_ms < LEAD_PART * found.step_ms:
                     self._rules_lead = not is_repeated
+                elif self._has_rules and found is not None and found.step_ms < LEAD_PART * first.step_ms:
+                    self._periods_lead = is_repeated
                 for best in (first, found):
                     self._offer(best)
                 if self._is_near():
@@ -171,6 +175,8 @@ class OrderSearch:
             rows.append(first + int(np.argmax(is_same)))
         at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
         self.best = Found(self.upper_ms, at, at_rows, np.array(words))
+        if self._can_repeat:
+            self._periods.know(self.best.words, self._starts.times(self.best.words, at_rows), self.upper_ms)
 
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
@@ -205,21 +211,9 @@ class OrderSearch:
         return self._rules_task(starts, number, side) if not side or self._rules_lead else self._task(starts, number)
 
     def _period_task(self) -> Callable[[], Found | None]:
-        """A run that begins with the first steady part that is found of the periods that are asked for next, if any is.
-        One at a time: it notes which are found."""
+        """A run that begins with a steady part, if one is found. One at a time."""
         runs = [self._run(self._periods.turn, 1, False, POLISH_WARMTH) for _ in range(PERIODS)]
-
-        def search() -> Found | None:
-            asked = self._periods.next()
-            for run in runs:
-                period_ms = asked.next_ms()
-                found = run.from_period(asked.together, period_ms, asked.effort)
-                asked.take(period_ms, np.inf if found is None else found.step_ms)
-                if found is not None or self.should_stop():
-                    return found
-            return None
-
-        return search
+        return lambda: self._periods.look(runs, self.upper_ms, self.should_stop)
 
     def _rules_task(self, starts: list[Ints], number: int, side: int = 0) -> Callable[[], Found]:
         """A run that begins with the best rules of its side, or in every other turn with none at one of the starts. One
@@ -253,8 +247,8 @@ class OrderSearch:
         assert self.best is not None
         best = self.best
         found = Found(best.step_ms, best.boundaries.copy(), best.rows.copy(), best.words.copy())
-        run = self._run(number, 2, number % 2 == 0, POLISH_WARMTH)
-        return lambda: run.go_on(found)
+        run = self._run(number, 2, number % 2 == 0 and not self._periods_lead, POLISH_WARMTH)
+        return lambda: run.end_anew(found) if self._periods_lead and number % 2 else run.go_on(found)
 
     def _offer(self, found: Found | None) -> None:
         """Go on from what is better than the best words, if the simulator agrees that it fits."""
@@ -370,7 +364,7 @@ class OrderSearch:
             turn = number + run
             if can_polish and turn % 3 == 0:
                 found.append(self._polish(turn // 3)())
-            elif self._can_repeat and turn % 3 == 2:
+            elif self._periods_lead or (self._can_repeat and turn % 3 == 2):
                 found.append(self._period_task()())
             elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):
                 found.append(self._rules_task(starts, turn // 3, int(turn % 3 != 1))())

@@ -12,6 +12,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, join_rows, 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.table import Table, build_table, hold_pipelines
+from mm_autoparallel.pipeline.placement.orders.words import Words, play_words
 
 Ints = NDArray[np.int64]
 
@@ -56,6 +57,13 @@ class Starts:
     def has_rows(self, boundaries: Sequence[int] | Ints) -> bool:
         """Whether the table has rows for what every stage holds."""
         return all(self.table.count[s, boundaries[s], boundaries[s + 1]] for s in range(len(boundaries) - 1))
+
+    def times(self, words: Words, rows: Ints) -> NDArray[np.float64]:
+        """[P, 3M] when the letters of words begin whose stages have these rows."""
+        starts_ms = np.empty(words.shape)
+        position = np.empty((len(words), NUM_KINDS, words.shape[1] // NUM_KINDS), np.int64)
+        play_words(words, self.table.figures[rows], starts_ms, position)
+        return starts_ms
 
     def rows(self, boundaries: Ints, steady: bool = False) -> Ints:
         """The table's row of least bound of each stage. steady: of those that hold as many micro-batches as stages
