@@ -366,7 +366,7 @@ def _footprints(
 def _replicas(known: CostModel, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
     return Replicas(
         cluster=known.cluster,
-        workload=known.workload,
+        workload=strategy.overlaps.of(known.workload),
         strategy=strategy,
         network=known.network,
         memory_fraction=known.calibration.figures.memory_fraction,
@@ -376,7 +376,7 @@ def _replicas(known: CostModel, table: BlockCost, strategy: Strategy, scales: Co
         ties=known.has_tied_table,
         shard_cluster=known.shard_cluster,
         shard_gigabyte_ms=known.calibration.figures.shard_gigabyte_ms,
-        shards_open=known.shards_open,
+        shards_open=known.shards_open and not strategy.overlaps.chosen,
         scales=scales,
     )
 

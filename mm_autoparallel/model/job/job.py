@@ -46,7 +46,9 @@ class SearchSpace(Noun):
     for each strategy's default; one may be a CSV of torch's, FILE.csv, with an order of your own. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
-    in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). layer_strategies: strategies too in which layers of
+    in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). overlap_grad_reduce, overlap_param_gather,
+    overlap_p2p: true, false or both, of what Workload calls so; nothing: as it has them (job/overlaps.py).
+    layer_strategies: strategies too in which layers of
     one stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
     layouts: of encoders and decoder: chain, colocated, disaggregated or all (model/job/arrangement.py); nothing: chain.
     encoder_cp: context parallel sizes of encoders with sizes of their own, in such layouts.
@@ -79,6 +81,9 @@ class SearchSpace(Noun):
     graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
     overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
     tp_overlap: tuple[Literal["none", "mc2", "user_buffers"], ...] | None = Field(None, min_length=1)
+    overlap_grad_reduce: tuple[Flag, ...] | None = Field(None, min_length=1)
+    overlap_param_gather: tuple[Flag, ...] | None = Field(None, min_length=1)
+    overlap_p2p: tuple[Flag, ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     layer_strategies: Flag = False
     layouts: tuple[ModuleKind, ...] | Literal["all"] = Field(("chain",), min_length=1)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.overlaps import Overlaps, list_overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
@@ -62,6 +63,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.graphs,
         strategy.overlap_all_to_all,
         strategy.tp_overlap,
+        *strategy.overlaps.key,
         PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
@@ -223,6 +225,7 @@ def _choose_all(job: Job, sizes: Sizes) -> Iterator[Strategy]:
             limits.graphs or ("",),
             limits.overlap_all_to_all or no_overlap,
             limits.tp_overlap or not_fused,
+            list_overlaps(limits),
         )
     )
     every_choice, facts, schedules = _Choices.every(limits), job.workload.known_facts, job.schedules
@@ -285,10 +288,11 @@ def _choose_of_stack(
     graphs: Graphs,
     overlap: Overlap | Literal[""],
     fused: FusedProducts,
+    overlaps: Overlaps,
 ) -> Strategy:
     """`strategy` with what its stack does by choice; what the workload does anyway (its `facts`), or nothing is
     exchanged for, is left empty."""
-    if not (dispatcher or graphs or overlap or fused):
+    if not (dispatcher or graphs or overlap or fused or overlaps.chosen):
         return strategy
     overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
     return replace(
@@ -297,4 +301,5 @@ def _choose_of_stack(
         graphs=graphs if graphs != facts.graphs else "",
         overlap_all_to_all=overlap,
         tp_overlap=fused if strategy.tp > 1 and fused != (facts.tp_overlap or "none") else "",
+        overlaps=overlaps.meant_for(strategy),
     )
