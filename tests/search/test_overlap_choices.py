@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.api import explain
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
@@ -25,10 +26,10 @@ LAYERS = {"num_layers": 8, "hidden_size": 2048, "ffn_size": 8192, "num_heads": 1
 BOTH = {name: [True, False] for name in OVERLAPS}
 
 
-def job_of(limits: dict[str, Any] | None = None, **said: Any) -> Job:
+def job_of(limits: dict[str, Any] | None = None, device: Any = "h100-80g", **said: Any) -> Job:
     document = {
         "model": {"text": {"vocab_size": 32000, "layers": LAYERS}},
-        "cluster": {"num_nodes": 1, "devices_per_node": 8, "device": "h100-80g"},
+        "cluster": {"num_nodes": 1, "devices_per_node": 8, "device": device},
         "workload": {"global_batch_size": 16, "seq_length": 2048, **said},
         "search": {"pp": [1, 4], "tp": [1], "cp": [1], "mbs": [1], "max_vpp": 2} | (limits or {}),
     }
@@ -99,12 +100,36 @@ def test_a_search_takes_them_where_they_hide_something() -> None:
     assert "reductions overlapped" in best.strategy.choices
 
 
+def test_a_search_leaves_open_what_takes_longer_at_once_than_in_turn() -> None:
+    """And `explain` says by how much, and why."""
+    found = {}
+    for factor in (1.0, 1.9, 2.5):
+        device = {"based_on": "h100-80g", "slowdown_factors": {"data": factor}, "sources": {"slowdown_factors": "mine"}}
+        job = job_of({**BOTH, "pp": [1]}, device=device)
+        best = search(job, num_workers=1)
+        found[factor] = best.plan.strategy.overlaps, best.figures.step_ms
+        told = explain(job, best.plan)
+        assert told.overlaps is not None
+        steps = {other.words: other.step_ms for other in told.overlaps.others if other.step_ms is not None}
+        assert len(steps) == 2
+        assert min(steps.values()) >= best.figures.step_ms
+        text = told.table()
+        assert "not reductions open, gathers overlapped: overlap_param_gather goes with" in text
+        assert f"overlaps taken: {', '.join(best.plan.strategy.overlaps.words)}" in text
+        assert f"beside traffic of replicas both take {factor:g} times as long while both run (mine; above 2" in text
+        assert told.document()["overlaps"]["slowdowns"]["data"] == {"factor": factor, "source": "mine"}
+    assert found[1.0][0] == found[1.9][0] == Overlaps(True, True)
+    assert found[2.5][0] == Overlaps(False, False)
+    assert found[1.0][1] < found[1.9][1] < found[2.5][1]
+    assert explain(job_of(), search(job_of(), num_workers=1).plan).overlaps is None
+
+
 def test_the_variables_of_a_job_say_who_decides_them() -> None:
     found = {one.name: one for one in list_variables(job_of({"overlap_p2p": [True, False]}, overlap_grad_reduce=False))}
     reduced, beside = (
         found[name] for name in ("gradients reduced behind the backward", "transfers between stages beside compute")
     )
-    assert (reduced.where, reduced.values, reduced.searched) == ("workload.overlap_grad_reduce", "off", False)
+    assert (reduced.where, reduced.values, reduced.searched) == ("search.overlap_grad_reduce", "off", False)
     assert (beside.where, beside.values, beside.searched) == ("search.overlap_p2p", "off, on", True)
 
 

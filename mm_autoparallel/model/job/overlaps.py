@@ -27,7 +27,7 @@ _WORDS = {"overlap_grad_reduce": "reductions", "overlap_param_gather": "gathers"
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Each as in Workload. None: as the workload has it."""
+    """overlap_grad_reduce, overlap_param_gather, overlap_p2p: each as in Workload. None: as the workload has it."""
 
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None

@@ -82,10 +82,7 @@ def _list_overlaps(job: Job, lawful: Sequence[Strategy]) -> Iterator[Variable]:
     """Those that a search may choose; of each what the workload has, where it does not."""
     workloads = [one.overlaps.of(job.workload) for one in lawful]
     for key, name in _OF_OVERLAPS.items():
-        if getattr(job.search, key):
-            yield _of_strategy(name, f"search.{key}", {getattr(workload, key) for workload in workloads})
-        else:
-            yield Variable(name, f"workload.{key}", _say(getattr(job.workload, key)), False)
+        yield _of_strategy(name, f"search.{key}", {getattr(workload, key) for workload in workloads})
 
 
 def _of_strategy(name: str, where: str, values: set[Any]) -> Variable:
