@@ -17,6 +17,7 @@ from mm_autoparallel.model.job.precision import Precision
 from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, searched_schedules
 from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.step_end import StepEnd
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
@@ -57,7 +58,8 @@ class SearchSpace(Noun):
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not. objective: what the best
     plans are ranked by once more, of the step over drawn batches of workload.samples: its mean, p95, or cvar, the mean
-    of its worst 5 %; nothing: the step of mean samples alone.
+    of its worst 5 %; nothing: the step of mean samples alone. step_end: barrier ranks plans by their steps, and
+    post_validation by how far apart these are where no stage waits for others at their end (job/step_end.py).
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -93,6 +95,7 @@ class SearchSpace(Noun):
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
     objective: BatchObjective | None = None
+    step_end: StepEnd = "barrier"
 
     @property
     def kinds(self) -> tuple[ModuleKind, ...]:

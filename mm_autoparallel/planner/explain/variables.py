@@ -110,6 +110,7 @@ def _list_placed(job: Job) -> Iterator[Variable]:
             where = "layer_recompute" if mode == "recompute" else f"layer_modes.{mode}"
             name = f"{modality.name} layers of each stage and chunk in the mode {mode}"
             yield Variable(name, where, "0 to the layers there", True)
+    yield Variable("what ends a step", "search.step_end", job.search.step_end, False)
     yield Variable("modes a layer may run in", "search.modes", ", ".join(job.search.modes) or "none", False)
 
 

@@ -20,6 +20,7 @@ from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.overlaps import Overlaps, list_overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
+from mm_autoparallel.model.job.step_end import step_end_reason
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
@@ -89,7 +90,8 @@ def describe_strategy(strategy: Strategy) -> str:
 
 def judge(job: Job, strategy: Strategy) -> SpaceEntry:
     """The strategy with the rule of `job` that it breaks, if it does."""
-    return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
+    return SpaceEntry(strategy, reason or step_end_reason(job.search.step_end, strategy))
 
 
 def list_entries(
