@@ -16,7 +16,7 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.placement.bounds.apart import apart_bound_ms
-from mm_autoparallel.pipeline.placement.bounds.step import bound_step
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.plan import plan_document
@@ -98,21 +98,25 @@ def test_no_placement_is_below_its_bound_and_none_above_what_is_told(seed: int) 
     assert bound_ms <= min(told)
 
 
-def test_with_one_chunk_the_busiest_stage_of_the_best_cut_is_met() -> None:
-    met = 0
+@pytest.mark.parametrize("is_v", [False, True])
+def test_the_busiest_stage_of_the_best_cut_is_met(is_v: bool) -> None:
+    """Where no stage would rather hold nothing and parting costs nothing, by one chunk a stage and by two of a V."""
+    num_met = num_above_work = 0
     for seed in range(200):
         problem = draw(seed)
-        if problem.num_chunks > 1:
+        if problem.v_shaped != is_v or problem.num_chunks != 1 + is_v:
             continue
         least_ms = min(
             float((one.busy_ms + one.loads.tail_ms).max())
             for one in (simulate(problem, each) for each in placements(problem))
         )
-        extra = any(block.split_extra_ms for block in problem.chain)
         bound_ms = apart_bound_ms(problem)
         assert bound_ms <= least_ms
-        met += not extra and bound_ms == pytest.approx(least_ms, rel=1e-9)
-    assert met > 12
+        if not any(block.split_extra_ms for block in problem.chain):
+            num_met += bound_ms >= least_ms * (1 - 2e-5)
+            num_above_work += bound_ms > work_bound_ms(problem) * (1 + 2e-5)
+    assert num_met > 10
+    assert num_above_work > 10
 
 
 def test_bounds_of_single_steps_are_none_of_it() -> None:
