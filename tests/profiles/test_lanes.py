@@ -171,6 +171,8 @@ def test_provenance_says_which_and_whence() -> None:
         "data": {"factor": 1.0, "source": "assumed"},
         "tensor": {"factor": 1.25, "source": "job file"},
     }
+    beside = Strategy(1, 4, 2, 1, tp_overlap="user_buffers")
+    assert set(describe_provenance(job_of(tensor=1.25), beside)["slowdowns"]) == {"data"}
     assert "slowdowns" not in describe_provenance(job_of(), Strategy(8, 1, 1, 1))
 
 

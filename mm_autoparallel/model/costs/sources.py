@@ -14,6 +14,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.operators.analytic import rates_of
 from mm_autoparallel.model.operators.context_traffic import context_traffic
+from mm_autoparallel.model.operators.precision_rates import OPEN_TENSOR_FRACTION
 from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.collectives import Group
 from mm_autoparallel.model.profiles.cost import BlockCost
@@ -102,14 +103,18 @@ def communication_sources(
 
 
 def list_slowdowns(lanes: Lanes, strategy: Strategy, workload: Workload) -> dict[str, Slowdown]:
-    """How much longer computation and the traffic of `strategy` beside it take while both run, by what it is for."""
+    """How much longer computation and the traffic of `strategy` beside it take while both run, by what it is for. What
+    stays open beside products in user buffers holds that already."""
     decoder = strategy.of_decoder()
-    in_pieces = decoder.facts_of(workload).tp_overlap == "mc2"
+    kind = decoder.facts_of(workload).tp_overlap
     rings = decoder.cp > 1 and decoder.context_kind(workload) in ("ring", "hierarchical")
     exchanges = decoder.ep > 1 and decoder.overlap_of(workload) != "none"
     used = {
         "data": (lanes.shards if decoder.zero >= 2 else lanes.data, decoder.dp * decoder.cp > 1),
-        "tensor": (lanes.pieces if in_pieces else lanes.tensor, decoder.tp > 1),
+        "tensor": (
+            lanes.pieces if kind == "mc2" else lanes.tensor,
+            decoder.tp > 1 and kind not in OPEN_TENSOR_FRACTION,
+        ),
         "context": (lanes.context, rings),
         "experts": (lanes.experts, exchanges),
     }
