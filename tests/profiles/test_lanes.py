@@ -30,7 +30,8 @@ EXPERTS = LAYERS | {"experts": {"num_experts": 8, "top_k": 2, "ffn_size": 2048, 
 
 
 def device(**factors: float) -> Device:
-    return DEVICES["h100-80g"].model_copy(update={"slowdown_factors": factors})
+    sources = DEVICES["h100-80g"].sources | {"slowdown_factors": "mine"}
+    return DEVICES["h100-80g"].model_copy(update={"slowdown_factors": factors, "sources": sources})
 
 
 def timed(ms: float) -> Timing:
@@ -76,9 +77,9 @@ def test_what_nobody_measured_slows_nothing_and_is_said_to_be_assumed() -> None:
 
 def test_what_was_measured_counts_before_what_is_stated() -> None:
     stated = lanes(data=1.2, tensor=1.3, experts=2.5)
-    assert stated.data == stated.shards == Slowdown(1.2, "job file")
-    assert stated.tensor == stated.pieces == Slowdown(1.3, "job file")
-    assert stated.experts == Slowdown(2.5, "job file")
+    assert stated.data == stated.shards == Slowdown(1.2, "mine")
+    assert stated.tensor == stated.pieces == Slowdown(1.3, "mine")
+    assert stated.experts == Slowdown(2.5, "mine")
     each = (("all_reduce", 16, "cluster", 1.5), ("all_reduce", 8, "node", 1.7), ("all_to_all", 16, "cluster", 2.25))
     found = lanes(measured(*each), data=1.2, tensor=1.3, experts=2.5)
     factors = [(one.factor, one.source) for one in (found.data, found.tensor, found.experts)]

@@ -32,6 +32,8 @@ from mm_autoparallel.records import (
 
 SlowdownFactor = Annotated[float, Field(strict=True, ge=1, le=1e3, allow_inf_nan=False)]
 """How many times as long something takes: at least 1."""
+UNKNOWN_SLOWDOWN = "assumed: none, until it is measured or stated"
+"""What the catalog says of slowdown_factors."""
 
 
 class Link(Noun):
