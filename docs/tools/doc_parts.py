@@ -26,6 +26,7 @@ from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import SearchSpace
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES
 from mm_autoparallel.model.job.model import Adapters, Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.overlaps import OVERLAPS, Overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.sample_source import Distribution, SampleSource
 from mm_autoparallel.model.job.schedule_law import ALL, RUNS, Runs
@@ -320,6 +321,8 @@ _STRATEGY = Strategy(
     graphs="none",
     overlap_all_to_all="none",
     precision="bf16",
+    tp_overlap="none",
+    overlaps=Overlaps(False, False, False),
 )
 """One whose every choice is written into a result file."""
 
@@ -365,6 +368,7 @@ def result_keys() -> str:
 def strategy_keys() -> str:
     """Every key of `parallel_config`."""
     said = meanings(Strategy, tuple(field.name for field in dataclasses.fields(Strategy)))
+    said |= meanings(Overlaps, OVERLAPS)
     rows = [(f"`{key}`", escaped(said[key.lower()])) for key in parallel_config(_STRATEGY)]
     return table(("key", "meaning"), rows)
 

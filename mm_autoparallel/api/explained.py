@@ -16,6 +16,7 @@ from mm_autoparallel.integrations.catalog import is_built_live
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.stacks import describe_facts, facts_of
 from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.lanes import TRAFFIC
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain.headroom import GAP_FRACTION, Headroom
 from mm_autoparallel.planner.explain.measuring import describe_point, describe_run
@@ -56,6 +57,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "num_sources_without_effect": found.num_idle,
         "rivals": [_rival_document(rival, explanation) for rival in found.rivals],
         "teaching": asdict(explanation.teaching),
+        "overlaps": asdict(explanation.overlaps) if explanation.overlaps else None,
         "why_not": _why_not_document(explanation),
     }
 
@@ -137,6 +139,7 @@ def list_parts(explanation: Explanation) -> Iterator[RenderableType]:
     yield _sources_table(found)
     yield from describe_sources(found)
     yield _describe_facts(explanation.job)
+    yield from _describe_overlaps(explanation)
     for rival in found.rivals:
         yield ""
         yield from _describe_rival(rival, explanation)
@@ -292,6 +295,25 @@ def _describe_facts(job: Job) -> str:
     """What the job's stack is taken to do."""
     software = job.workload.software_under(calibration_of(job).software)
     return describe_facts(software, facts_of(software, job.workload.facts))
+
+
+def _describe_overlaps(explanation: Explanation) -> Iterator[str]:
+    """What the plan's overlaps bring, where its search may choose them, and why one is left open."""
+    taken, first = explanation.overlaps, explanation.sensitivity.estimates[0]
+    if taken is None:
+        return
+    yield f"overlaps taken: {taken.words}"
+    for other in taken.others:
+        if other.step_ms is None:
+            yield f"  not {other.words}: {other.reason or 'it does not fit'}"
+        else:
+            change = f"{format_signed((other.step_ms / first.step_ms - 1) * 100, 2)} %"
+            yield f"  {other.words}: {other.step_ms:.2f} ms, {change}"
+    for name, slowdown in taken.slowdowns.items():
+        yield (
+            f"  beside {TRAFFIC[name]} both take {slowdown.factor:g} times as long while both run ({slowdown.source}; "
+            "above 2 nothing is won by it)"
+        )
 
 
 def _describe_teaching(explanation: Explanation) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.explain.headroom import Headroom, find_headroom
+from mm_autoparallel.planner.explain.overlaps import OverlapsTaken, find_overlaps
 from mm_autoparallel.planner.explain.sensitivity import Sensitivity, find_sensitivity
 from mm_autoparallel.planner.explain.teaching import Teaching, find_teaching
 from mm_autoparallel.planner.explain.why_not import WhyNot, Wish, explain_why_not, parse_wish
@@ -39,6 +40,7 @@ class Explanation(Result):
     wish: Wish | None
     why_not: WhyNot | None
     teaching: Teaching
+    overlaps: OverlapsTaken | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -82,7 +84,8 @@ def explain_plans(
     teaching = find_teaching(job, list(plans.values()))
     headroom = find_headroom(estimate, time_limit_s, should_stop)
     other = explain_why_not(costs, estimate, wish, time_limit_s, should_stop) if wish is not None else None
-    return Explanation(job, tuple(plans), sensitivity, headroom, wish, other, teaching)
+    overlaps = find_overlaps(costs, estimate)
+    return Explanation(job, tuple(plans), sensitivity, headroom, wish, other, teaching, overlaps)
 
 
 def _search_rivals(

@@ -65,6 +65,7 @@ FEATURES: dict[str, str] = {
     "dispatcher": "a dispatcher of tokens that was chosen",
     "token_overlap": "an overlap of the experts' exchange that was chosen",
     "fused_products": "products fused with TP's traffic (MC2)",
+    "overlaps": "overlaps of gradients, weights or transfers that were chosen",
     "user_buffers": "products beside TP's traffic in user buffers, which were chosen",
     "layer_strategies": "layers of one stage shared in several ways",
     "layout": "an encoder with parallel sizes of its own",
@@ -160,6 +161,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "layout", f"the layout {strategy.arrangement.name}"
     if strategy.overlap_all_to_all:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
+    if strategy.overlaps.chosen:
+        yield "overlaps", f"{' and '.join(strategy.overlaps.words)} as its choice"
     if strategy.tp_overlap == "mc2":
         yield "fused_products", "products fused with TP's traffic (mc2) as its choice"
     if strategy.tp_overlap == "user_buffers":

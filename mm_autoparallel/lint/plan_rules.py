@@ -11,6 +11,7 @@ from dataclasses import replace
 from mm_autoparallel.integrations.findings import Rule
 from mm_autoparallel.lint.study import Advice, Study, describe_gain, gains, list_lists, whole_groups
 from mm_autoparallel.model.costs.topology import place_groups
+from mm_autoparallel.model.job.overlaps import AS_SAID
 from mm_autoparallel.pipeline.simulate.loads import overfull_hosts, overfull_stages
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.plan import Plan
@@ -255,12 +256,14 @@ def find_wide_tensor(study: Study) -> Iterator[Advice]:
 
 def find_overlaps_off(study: Study) -> Iterator[Advice]:
     """Overlaps of data-parallel communication that are off, each with what it would save by itself."""
-    strategy, workload = study.plan.strategy, study.job.workload
+    strategy = study.plan.strategy
+    workload = strategy.overlaps.of(study.job.workload)
     if strategy.dp * strategy.cp == 1 or not study.estimate.fits:
         return
+    said, plan = strategy.overlaps.chosen, replace(study.plan, strategy=replace(strategy, overlaps=AS_SAID))
     choices = {"overlap_grad_reduce": True, "overlap_param_gather": strategy.zero > 0 and workload.overlap_grad_reduce}
     for name in (key for key, applies in choices.items() if applies and not getattr(workload, key)):
-        better = study.simulate(study.plan, **{name: True})
+        better = study.simulate(plan, **(said | {name: True}))
         if better and _is_safe(study, better) and gains(study, better) >= GAIN_FRACTION:
             yield Advice(
                 OVERLAP,

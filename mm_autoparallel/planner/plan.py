@@ -18,6 +18,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_layout import split_mode
+from mm_autoparallel.model.job.overlaps import OVERLAPS, Overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
@@ -54,6 +55,7 @@ _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
 _SEQUENCE_PARALLEL, _LAYOUTS = "SEQUENCE_PARALLEL", "LAYOUTS"
+_OVERLAPS = {name.upper(): name for name in OVERLAPS}
 _WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
     _CP_KIND: ("cp_kind", get_args(ContextParallel)),
     "PRECISION": ("precision", PRECISIONS),
@@ -64,7 +66,8 @@ _WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
 backward; ranks that share a copy of its weights; true where the host keeps the optimizer; false where tensor parallel
-ranks do not divide sequences, as the workload has it; words, where one was chosen; names of layers' other layouts."""
+ranks do not divide sequences, as the workload has it; words and overlaps, where one was chosen; names of layers' other
+layouts."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, _LAYOUTS, *_WORDS)
+    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, _LAYOUTS, *_WORDS, *_OVERLAPS)
     known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, *choices)
     for key in document["parallel_config"]:
         if key not in known:
@@ -258,11 +261,12 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
     """Those of Strategy that are no sizes, as far as `config` has them."""
     choices: dict[str, Any] = {"layouts": parse_layouts(config.get(_LAYOUTS, []), f"parallel_config.{_LAYOUTS}")}
     flags = {_RESHARD: "reshard", _OFFLOAD: "optimizer_offload", _SEQUENCE_PARALLEL: "sequence_parallel"}
-    for key, name in flags.items():
+    for key, name in (flags | _OVERLAPS).items():
         if key in config:
             choices[name] = config[key]
             if not isinstance(config[key], bool):
                 raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
+    choices["overlaps"] = Overlaps(*(choices.pop(name, None) for name in OVERLAPS))
     for key, (name, kinds) in _WORDS.items():
         if key in config:
             choices[name], said = config[key], describe_value(config[key])
@@ -308,7 +312,8 @@ def parallel_config(strategy: Strategy) -> dict[str, Any]:
     } | {key: getattr(strategy, name) for key, (name, _) in _WORDS.items()}
     kept = {key: choice for key, choice in choices.items() if choice}
     denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}
-    return sizes | kept | {key: False for key, has in denied.items() if not has}
+    overlaps = {name.upper(): value for name, value in strategy.overlaps.chosen.items()}
+    return sizes | kept | overlaps | {key: False for key, has in denied.items() if not has}
 
 
 def decision_document(plan: Plan) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ NETWORK_EFFORT = Effort(budget_s=0.2, min_rounds=5, max_rounds=20, max_warm_up=3
 """For one operation, shape and size; assumed."""
 
 OVERLAP_BYTES = 1 << 24
-"""Of the all-reduce that runs beside compute: some layers' gradients, long enough to be timed. Assumed."""
+"""Of what runs beside compute: some layers' gradients, long enough to be timed. Assumed."""
 OVERLAP_EFFORT = Effort(budget_s=2.0, min_rounds=5, max_rounds=20, max_warm_up=3)
 _PRODUCT_SIZES: Mapping[str, int] = {"cpu": 256, "cuda": 4096, "npu": 4096}
 """Rows and columns of the matrix product that is the compute beside traffic: some 0.2 to 1 ms. Assumed."""
@@ -81,10 +82,10 @@ def profile_network(
         if lockstep.largest(float(_cover(known, shapes))) > 0:
             return path
         fits = [fit for shape in shapes for fit in measure_shape(shape, device, sizes_bytes, lockstep)]
-        overlap = measure_overlap(shapes[-1], device, lockstep)
+        overlaps = [measure_overlap(*each, device, lockstep) for each in list_overlaps(shapes)]
         if lockstep.rank == 0:
             measured = {_key(fit) for fit in fits}
-            network.write_network(path, origin, [*fits, *(fit for fit in known if _key(fit) not in measured)], overlap)
+            network.write_network(path, origin, [*fits, *(fit for fit in known if _key(fit) not in measured)], overlaps)
         lockstep.wait()
     except ProfileError:
         lockstep.stop(1)
@@ -128,30 +129,38 @@ def measure_shape(
     return fits
 
 
-def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | None = None) -> network.Overlap:
-    """An all-reduce and matrix products of about the same time, each alone and both at once."""
+def list_overlaps(shapes: Sequence[Shape]) -> tuple[tuple[Shape, network.Operation], ...]:
+    """What runs beside compute, a kind of traffic each (profiles/lanes.py): of replicas and of experts among all ranks,
+    of tensor parallel ranks inside a node."""
+    in_node = [shape for shape in shapes if shape.level == shapes[0].level]
+    return tuple(dict.fromkeys([(shapes[-1], "all_reduce"), (in_node[-1], "all_reduce"), (shapes[-1], "all_to_all")]))
+
+
+def measure_overlap(
+    shape: Shape, operation: network.Operation, device: torch.device, lockstep: Lockstep | None = None
+) -> network.Overlap:
+    """An operation and matrix products of about the same time, each alone and both at once."""
     lockstep = lockstep or join_ranks()
     size = _PRODUCT_SIZES[device.type]
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)
-    gradient = torch.empty(OVERLAP_BYTES // _ELEMENT_BYTES, device=device).fill_(0.0)
+    num_elements = OVERLAP_BYTES // _ELEMENT_BYTES // shape.num_ranks * shape.num_ranks
     with _own_group(shape, lockstep) as group:
 
         def compute(num_products: int) -> None:
             for _ in range(num_products):
                 torch.mm(left, right, out=product)
 
-        def communicate() -> None:
-            dist.all_reduce(gradient, group=group)
+        communicate = _make_run(operation, num_elements, shape.num_ranks, device, group)
 
         def both(num_products: int) -> None:
-            work = dist.all_reduce(gradient, group=group, async_op=True)
+            work = communicate(async_op=True)
             compute(num_products)
             assert work is not None
             work.wait()
 
-        one_ms = time_callable(lambda: compute(1), device, NETWORK_EFFORT, lockstep).median_ms
+        one_ms = time_callable(partial(compute, 1), device, NETWORK_EFFORT, lockstep).median_ms
         alone_ms = time_callable(communicate, device, NETWORK_EFFORT, lockstep).median_ms
         num_products = max(1, round(alone_ms / max(one_ms, 1e-3)))
         stopwatch = Stopwatch(device)
@@ -159,7 +168,7 @@ def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | Non
         def run_round() -> dict[str, float]:
             """All three in turn, so that whatever else slows the machine slows them alike."""
             times_ms: dict[str, float] = {}
-            runs: dict[str, Callable[[], None]] = {
+            runs: dict[str, Callable[[], object]] = {
                 "compute": partial(compute, num_products),
                 "traffic": communicate,
                 "both": partial(both, num_products),
@@ -175,7 +184,7 @@ def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | Non
     )
     return network.Overlap(
         hidden_fraction=network.hidden_part(traffic_ms.median_ms, compute_ms.median_ms, together_ms.median_ms),
-        operation="all_reduce",
+        operation=operation,
         num_ranks=shape.num_ranks,
         level=shape.level,
         traffic_ms=traffic_ms,
@@ -257,7 +266,7 @@ def _time_operation(
 
 def _make_run(
     operation: network.Operation, num_elements: int, num_ranks: int, device: torch.device, group: dist.ProcessGroup
-) -> Callable[[], object]:
+) -> Callable[..., Any]:
     """One operation on a whole tensor of `num_elements` fp32 numbers; of sending, there and back.
 
     Zeros, so that sums over many rounds stay finite; written, so that their memory is there.

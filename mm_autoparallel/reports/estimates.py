@@ -98,7 +98,7 @@ def _describe_post_validation(estimate: Estimate) -> str:
     apart_ms = estimate.timeline.post_validated_ms
     if not estimate.problem.splits or estimate.plan.strategy.arrangement or apart_ms >= estimate.step_ms:
         return ""
-    return f"with post-validation of gradients, which no search here counts on, steps are {apart_ms:.2f} ms apart"
+    return f"with post-validation of gradients (search.step_end) steps are {apart_ms:.2f} ms apart"
 
 
 def describe_expected(estimate: Estimate) -> str:

@@ -112,7 +112,7 @@ def test_a_measured_time_is_off_by_its_standard_error_and_some(make_job: MakeJob
         for name in operations
     ]
     origin = Origin(device=device, software={}, date="today", command="c")
-    write_network(tmp_path / "network.json", origin, fits, None)
+    write_network(tmp_path / "network.json", origin, fits, [])
     found = by_name(make_job(profiles=(tmp_path / "p.json", tmp_path / "network.json")), STRATEGY)
     layer, group = found["text_layer"], found["tensor_parallel"]
     assert layer.time_source == group.time_source == "measured"

@@ -173,14 +173,14 @@ def network(job: Job, folder: Path, hidden_fraction: float | None = None, level:
         )
         for operation in operations
     ]
-    overlap = None
+    overlaps = []
     if hidden_fraction is not None:
         times = {name: timing(1.0) for name in ("traffic_ms", "compute_ms", "together_ms")}
         pair: dict[str, Any] = {"operation": "all_reduce", "num_ranks": 2, "level": "node"}
-        overlap = Overlap(hidden_fraction=hidden_fraction, **pair, **times)
+        overlaps.append(Overlap(hidden_fraction=hidden_fraction, **pair, **times))
     path = folder / f"network-{level}-{hidden_fraction}-{len(slower)}.json"
     origin = Origin(device=job.cluster.device.name, software={}, date="2025-11-21", command="profile it")
-    write_network(path, origin, fits, overlap)
+    write_network(path, origin, fits, overlaps)
     return path
 
 
@@ -222,6 +222,7 @@ class TestNetwork:
         assert hidden < whole
         assert tail_ms(0.25) == pytest.approx(0.75 * whole + 0.25 * hidden)
         assert tail_ms(None) == hidden
+        assert tail_ms(-0.25) == pytest.approx(1.25 * whole - 0.25 * hidden)  # both at once take longer than in turn
         assert tail_ms(1.0, overlap_grad_reduce=False) == tail_ms(0.0, overlap_grad_reduce=False) == whole
 
     def test_a_tied_table_is_summed_on_it(self, make_job: MakeJob, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.layer_layout import LayerLayout
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -77,6 +78,7 @@ PLANS: dict[str, Plan] = {
     "dispatcher": _plan(ep=2, dispatcher="deepep"),
     "token_overlap": _plan(_EVEN_CHUNKS, pp=4, vpp=2, ep=2, overlap_all_to_all="micro_batches"),
     "fused_products": _plan(tp=2, tp_overlap="mc2"),
+    "overlaps": _plan(overlaps=Overlaps(overlap_grad_reduce=False, overlap_param_gather=False)),
     "user_buffers": _plan(tp=2, tp_overlap="user_buffers"),
     "layer_strategies": replace(
         _plan(_EVEN, (1, 0, 0, 0), pp=4, zero=0, layouts=(LayerLayout(2, 1, zero=0),)),

@@ -19,6 +19,7 @@ from mm_autoparallel.integrations.megatron_bridge.config import read_fields
 from mm_autoparallel.integrations.megatron_bridge.mimo import SECTION
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import Plan
@@ -114,6 +115,14 @@ def test_modules_are_said_as_mimo_has_them(tmp_path: Path) -> None:
     assert document["train"] == {"micro_batch_size": 2, "global_batch_size": 32}
     assert document["model"]["standard_provider"]["num_layers_in_first_pipeline_stage"] == 5
     assert "tensor_model_parallel_size" not in document["model"]["standard_provider"]
+
+
+def test_overlaps_are_switched_as_a_plan_chooses(tmp_path: Path) -> None:
+    for reduces in (True, False):
+        out = tmp_path / str(reduces)
+        export(make_plan(overlaps=Overlaps(reduces, reduces)), out, make_job())
+        ddp = yaml.safe_load((out / "planned.yaml").read_text())["ddp"]
+        assert (ddp["overlap_grad_reduce"], ddp["overlap_param_gather"]) == (reduces, reduces)
 
 
 def test_one_number_of_recomputed_layers_for_both_modules(tmp_path: Path, model: Path) -> None:

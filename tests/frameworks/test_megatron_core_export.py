@@ -29,6 +29,7 @@ from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
 from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, BY_STAGE, LAUNCH, export_patch
 from mm_autoparallel.integrations.shell_text import LaunchScript
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -328,6 +329,24 @@ def test_user_buffers_are_passed_where_a_plan_has_them(script: Path) -> None:
     again = read_plan(read_passed(LaunchScript(script, text), 16), 16, 24)
     assert again.strategy.tp_overlap == "user_buffers"
     assert flags.USER_BUFFERS not in patch_launch(script, CHUNKED, JOB)[0].text
+
+
+def test_overlaps_are_switched_as_a_plan_chooses(script: Path) -> None:
+    """Over what the job's workload has, and without a job over what the script has."""
+    for overlaps, passed in (
+        (Overlaps(True, True, False), {flags.OVERLAP_REDUCE, flags.OVERLAP_GATHER, flags.NO_P2P_OVERLAP}),
+        (Overlaps(True, False, True), {flags.OVERLAP_REDUCE}),
+        (Overlaps(False, False), set()),
+    ):
+        chosen = replace(CHUNKED, strategy=replace(CHUNKED.strategy, overlaps=overlaps))
+        for job in (JOB, None):
+            text = patch_launch(script, chosen, job)[0].text
+            found = read_passed(LaunchScript(script, text), 16)
+            assert {flag for flag in flags.OF_OVERLAPS.values() if found.has(flag)} == passed
+            script.write_text(text)  # the next one takes out what this one added
+            other = replace(CHUNKED.strategy, overlaps=Overlaps(not overlaps.overlap_grad_reduce))
+            with pytest.raises(Lost, match=flags.OVERLAP_REDUCE):
+                check_read_back(found, replace(chosen, strategy=other), job)
 
 
 EXPERTS_SCRIPT = """torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py \\

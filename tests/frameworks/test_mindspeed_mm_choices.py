@@ -11,9 +11,11 @@ import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.megatron_core.flags import OF_OVERLAPS
 from mm_autoparallel.integrations.mindspeed_mm.arguments import as_mapping, planned_arguments
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import write_plan
 from mm_autoparallel.integrations.mindspeed_mm.script_files import describe_script
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.planner.plan import Plan
 
 GIVEN = Given(image_tokens=64)
@@ -112,6 +114,32 @@ def test_written(with_experts: Path, model_json: Path, tiny_plan: Plan, tmp_path
     done = write_plan(planned(tiny_plan, dispatcher="alltoall"), model_json, with_experts, tmp_path / "c")
     assert "--pipeline-model-parallel-size ${PP}" in done.files[1].read_text()
     assert "--moe-token-dispatcher-type alltoall" in done.files[1].read_text()
+
+
+def test_overlaps_are_switched_as_a_plan_chooses(
+    launch_script: Path, model_json: Path, tiny_plan: Plan, tmp_path: Path
+) -> None:
+    """Those it chooses, in a script and on a command line; others stay."""
+    add(launch_script, "--overlap-grad-reduce --overlap-param-gather")
+    for overlaps, passed in (
+        (Overlaps(), {"--overlap-grad-reduce", "--overlap-param-gather"}),
+        (Overlaps(True, False), {"--overlap-grad-reduce"}),
+        (Overlaps(False, False, False), {"--no-overlap-p2p-communication"}),
+        (Overlaps(True, True, True), {"--overlap-grad-reduce", "--overlap-param-gather"}),
+    ):
+        chosen = planned(tiny_plan, overlaps=overlaps)
+        written = write_plan(chosen, model_json, launch_script, tmp_path / "out", overwrite=True).files[1]
+        words = written.read_text().split()
+        assert {word for word in words if word.startswith(("--overlap", "--no-overlap"))} == passed
+        launch_script.write_text(written.read_text())
+        found = planned_arguments(["--overlap-param-gather"], chosen, Path("model.json"), False)
+        stays = set() if overlaps.chosen else {"--overlap-param-gather"}
+        assert {*found} & {*OF_OVERLAPS.values()} == (passed if overlaps.chosen else stays)
+        told = describe_script(written, GIVEN).workload
+        assert (told.get("overlap_p2p", True), told["overlap_grad_reduce"]) == (
+            "--no-overlap-p2p-communication" not in passed,
+            "--overlap-grad-reduce" in passed,
+        )
 
 
 def test_on_a_command_line(tiny_plan: Plan) -> None:

@@ -23,6 +23,7 @@ from mm_autoparallel.integrations.mindspeed_mm.script_files import (
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.model_file import read_model
@@ -133,6 +134,11 @@ def test_choices_stand_in_both_configurations(script: Path, tmp_path: Path) -> N
     for place in (document["gpt_args"], document["model"]["text_decoder"]):
         assert place["moe_token_dispatcher_type"] == "alltoall"
         assert place["moe_shared_expert_overlap"] is True
+    for reduces in (True, False):
+        chosen = form_plan(overlaps=Overlaps(reduces, False))
+        write_script_plan(chosen, script, tmp_path, Given(), True)
+        arguments = yaml.safe_load((tmp_path / "all.yaml").read_text())["gpt_args"]
+        assert (arguments["overlap_grad_reduce"], arguments["overlap_param_gather"]) == (reduces, False)
     with pytest.raises(PlanError, match="it chooses precision mxfp8"):
         write_script_plan(form_plan(precision="mxfp8"), script, tmp_path, Given(), True)
 

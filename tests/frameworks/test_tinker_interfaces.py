@@ -28,8 +28,8 @@ THIRTY = (
     *("search.cp", "search.cp_kind", "search.ep", "search.etp", "search.dp", "search.mbs"),
     *("workload.global_batch_size", "search.zero", "search.reshard", "search.optimizer_offload", "search.modes"),
     *("layer_recompute", "workload.selective_operators", "layer_modes.swap_attention", "workload.attention"),
-    *("search.tp_overlap", "workload.stack", "search.overlap_all_to_all", "workload.overlap_grad_reduce"),
-    *("workload.overlap_param_gather", "workload.overlap_p2p", "no key", "search.precision", "search.rank_order"),
+    *("search.tp_overlap", "workload.stack", "search.overlap_all_to_all", "search.overlap_grad_reduce"),
+    *("search.overlap_param_gather", "search.overlap_p2p", "no key", "search.precision", "search.rank_order"),
 )
 """Where each variable stands, of a job that may swap what attention keeps."""
 

@@ -159,6 +159,9 @@ def random_limits(rng: random.Random, num_devices: int) -> Content:
         "layer_strategies": True,
         "tp_overlap": ["none", "user_buffers"],
         "precision": ["bf16", "fp8_delayed"],
+        "overlap_grad_reduce": [True, False],
+        "overlap_param_gather": [True, False],
+        "overlap_p2p": [True, False],
     }
     often = {"pp": 0.4, "tp": 0.4, "cp": 0.7, "mbs": 0.5, "modes": 0.4, "max_vpp": 0.3}
     limits |= {key: value for key, value in optional.items() if rng.random() < often.get(key, 0.12)}

@@ -11,7 +11,7 @@ from forked_ranks import ForkedRanks
 pytest.importorskip("torch")
 
 from mm_autoparallel.model.profiles.collectives import OPERATIONS
-from mm_autoparallel.model.profiles.network import NetworkProfile, moved_bytes, network_path, read_network
+from mm_autoparallel.model.profiles.network import NetworkProfile, hidden_part, moved_bytes, network_path, read_network
 from mm_autoparallel.profilers.collectives import Shape, list_shapes
 from mm_autoparallel.profilers.device import identify_device
 
@@ -77,9 +77,11 @@ def test_two_ranks_write_a_whole_lawful_file(measured: Path) -> None:
         first, last = (sample.time_ms.median_ms for sample in fit.samples)
         line_ms = fit.latency_ms + moved_bytes(fit.operation, 2, 1 << 18) / fit.bandwidth_bytes_per_s * 1e3
         assert last < first or fit.latency_ms == 0 or line_ms == pytest.approx(last, rel=1e-6)
-    assert network.overlap
-    assert 0 <= network.overlap.hidden_fraction <= 1
-    assert network.overlap.compute_ms.median_ms > 0
+    assert [(one.operation, one.num_ranks) for one in network.overlaps] == [("all_reduce", 2), ("all_to_all", 2)]
+    for one in network.overlaps:
+        assert min(one.compute_ms.median_ms, one.traffic_ms.median_ms, one.together_ms.median_ms) > 0
+        traffic_ms, compute_ms = one.traffic_ms.median_ms, one.compute_ms.median_ms
+        assert one.hidden_fraction == hidden_part(traffic_ms, compute_ms, one.together_ms.median_ms)
     assert network.command == "python pretrain.py"
     assert set(network.software) <= {"torch", "cuda"}
     assert [path.name for path in network_path(measured, network.device).parent.iterdir()] == ["network.json"]

@@ -222,7 +222,7 @@ class TestGroups:
 class TestOverlap:
     @pytest.mark.parametrize(
         ("traffic_ms", "compute_ms", "together_ms", "expected"),
-        [(10, 10, 10, 1), (10, 10, 20, 0), (10, 10, 15, 0.5), (4, 10, 12, 0.5), (10, 10, 5, 1), (10, 10, 25, 0)],
+        [(10, 10, 10, 1), (10, 10, 20, 0), (10, 10, 15, 0.5), (4, 10, 12, 0.5), (10, 10, 5, 1), (10, 10, 25, -0.5)],
     )
     def test_what_is_hidden(self, traffic_ms: float, compute_ms: float, together_ms: float, expected: float) -> None:
         assert hidden_part(traffic_ms, compute_ms, together_ms) == expected
@@ -236,7 +236,7 @@ class TestOverlap:
         assert exposed_ms(10, 4, 0.0) == 10
 
     def test_all_is_hidden_where_nothing_was_measured(self) -> None:
-        assert network_of(fit()).hidden_fraction == 1.0
+        assert network_of(fit()).overlaps == ()
 
 
 class TestFile:
@@ -253,16 +253,27 @@ class TestFile:
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
         path = network_path(tmp_path, "h200-141g")
         fits = [fit_line("all_reduce", 2, "node", samples_of("all_reduce", 2, 0.1, 1e9)), fit(num_ranks=8)]
-        write_network(path, ORIGIN, fits, self.OVERLAP)
+        write_network(path, ORIGIN, fits, [self.OVERLAP])
         found = read_network([path], "h200-141g")
         assert found
         assert found[0] == path
         assert found[1].fits == tuple(fits)
-        assert found[1].hidden_fraction == 0.25
+        assert found[1].overlaps == (self.OVERLAP,)
         assert found[1].command == "python pretrain_vlm.py"
 
+    def test_an_older_file_has_one_overlap_for_all(self, tmp_path: Path) -> None:
+        path = network_path(tmp_path, "h200-141g")
+        write_network(path, ORIGIN, [fit()], [self.OVERLAP])
+        document = json.loads(path.read_text())
+        (document["overlap"],) = document.pop("overlaps")
+        for overlap, known in ((document["overlap"], (self.OVERLAP,)), (None, ())):
+            path.write_text(json.dumps(document | {"overlap": overlap}))
+            found = read_network([path], "h200-141g")
+            assert found
+            assert found[1].overlaps == known
+
     def test_a_folder_may_hold_it_beside_other_profiles(self, tmp_path: Path) -> None:
-        write_network(tmp_path / "network.json", ORIGIN, [fit()], None)
+        write_network(tmp_path / "network.json", ORIGIN, [fit()], [])
         assert read_network([tmp_path], "h200-141g")
         assert read_network([], "h200-141g") is None
 
@@ -277,7 +288,7 @@ class TestFile:
     )
     def test_bad_files_name_file_and_key(self, tmp_path: Path, changed: dict[str, Any], message: str | None) -> None:
         path = tmp_path / "network.json"
-        write_network(path, ORIGIN, [fit()], None)
+        write_network(path, ORIGIN, [fit()], [])
         path.write_text(json.dumps(json.loads(path.read_text()) | changed))
         if message is None:
             assert read_network([path], "h200-141g") is None  # the profile reader refuses it
@@ -288,7 +299,7 @@ class TestFile:
     @pytest.mark.parametrize("field", ["bandwidth_bytes_per_s", "latency_ms"])
     def test_a_negative_figure_is_refused(self, tmp_path: Path, field: str) -> None:
         path = tmp_path / "network.json"
-        write_network(path, ORIGIN, [fit()], None)
+        write_network(path, ORIGIN, [fit()], [])
         document = json.loads(path.read_text())
         document["fits"][0][field] = -1.0
         path.write_text(json.dumps(document))
@@ -297,6 +308,6 @@ class TestFile:
 
     def test_two_are_one_too_many(self, tmp_path: Path) -> None:
         for name in ("a.json", "b.json"):
-            write_network(tmp_path / name, ORIGIN, [fit()], None)
+            write_network(tmp_path / name, ORIGIN, [fit()], [])
         with pytest.raises(ProfileError, match=r"b\.json: .*a\.json is one already"):
             read_network([tmp_path], "h200-141g")

@@ -13,6 +13,7 @@ from mm_autoparallel.model.costs.cost_model import OF_BLOCKS, CostModel
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_layout import LayerLayout
+from mm_autoparallel.model.job.overlaps import Overlaps
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.dominance import Dominance, declared
@@ -63,6 +64,7 @@ OTHER: dict[str, Any] = {
     "overlap_all_to_all": "micro_batches",
     "precision": "fp8_blockwise",
     "tp_overlap": "mc2",
+    "overlaps": Overlaps(overlap_p2p=False),
     "layouts": (LayerLayout(2, 2),),
     "arrangement": Arrangement("colocated", "phases", ModuleLayout("vision", 1, 1, 16, 1)),
 }

@@ -42,6 +42,8 @@ def test_slow_links_take_it_and_fast_ones_do_not() -> None:
     link = {"bandwidth_bytes_per_s": 1e14, "latency_ms": 1e-4}
     fast = {"based_on": "ascend-910b-64g", "name": "fast", "node_link": link, "network_link": link}
     assert search(job_of(device=fast), num_workers=1).plan.strategy.tp_overlap == ""
+    slowed = {"based_on": "ascend-910b-64g", "slowdown_factors": {"tensor": 2.0}}
+    assert search(job_of(device=slowed), num_workers=1).plan.strategy.tp_overlap == ""
 
 
 def test_it_changes_products_beside_traffic_alone() -> None:

@@ -51,9 +51,8 @@ REFUSED = (
     | dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("zero_2_pipeline", "zero_3_pipeline"), _ONE_SHARDING)
-    | dict.fromkeys(
-        ("rank_order", "precision", "graphs", "fused_products", "user_buffers", "dispatcher", "token_overlap"), _NO_KEY
-    )
+    | dict.fromkeys(("rank_order", "precision", "graphs", "fused_products", "user_buffers"), _NO_KEY)
+    | dict.fromkeys(("dispatcher", "token_overlap", "overlaps"), _NO_KEY)
     | dict.fromkeys(("selective_some", "activation", "offload", "recompute_offload"), _NO_MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _NO_MODE)
     | dict.fromkeys(("all_to_all", "hierarchical"), _CONTEXT)

@@ -52,7 +52,7 @@ REFUSED = (
     | dict.fromkeys(("zero_2_pipeline",), _STAGE)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
-    | dict.fromkeys(("precision", "graphs", "fused_products", "user_buffers"), _NO_KEY)
+    | dict.fromkeys(("precision", "graphs", "fused_products", "user_buffers", "overlaps"), _NO_KEY)
 )
 _CHECKED = ("read back: the keywords as written give the plan",)
 

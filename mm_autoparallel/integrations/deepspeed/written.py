@@ -52,7 +52,7 @@ REFUSED = (
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
     | dict.fromkeys(("kept_weights", "shards"), _COPIES)
-    | dict.fromkeys(("rank_order", "precision", "graphs", "fused_products", "user_buffers"), _NO_KEY)
+    | dict.fromkeys(("rank_order", "precision", "graphs", "fused_products", "user_buffers", "overlaps"), _NO_KEY)
     | {"tensor": "AutoTP divides no sequences; plan with search.sequence_parallel [false]"}
 )
 _BESIDE_PIPELINE = {

@@ -73,6 +73,7 @@ REFUSED = (
     | dict.fromkeys(("whole_sequences",), _SEQUENCES)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | {"overlaps": _NO_KEY}
     | dict.fromkeys(
         ("optimizer_offload", "rank_order", "precision", "graphs", "fused_products", "user_buffers"), _NO_KEY
     )

@@ -66,7 +66,7 @@ def format_profiles(job: Job) -> dict[str, str]:
         f"p2p_bandwidth_{machines}": _hops(known, devices),
         f"sp_time_{machines}": _messages(known, devices),
         # of two equal times beside each other, all but the hidden part of one is added to the other
-        "overlap_coefficient.json": {"overlap_coe": 2.0 - known.hidden_fraction},
+        "overlap_coefficient.json": {"overlap_coe": known.lanes.data.factor},
     }
     texts = {file: json.dumps(document, indent=1) + "\n" for file, document in documents.items()}
     return texts | {SEARCH: _search(job, name, layers.hidden_size, layers.num_layers)}

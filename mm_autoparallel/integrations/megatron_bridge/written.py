@@ -23,7 +23,7 @@ from mm_autoparallel.integrations.megatron_bridge.mimo import VERSION, decide_mi
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide, has_experts
 from mm_autoparallel.integrations.megatron_core.dialect import without_mindspeed
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
-from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
+from mm_autoparallel.integrations.megatron_core.read import check_overlaps, check_read_back, read_plan
 from mm_autoparallel.integrations.megatron_core.written import REFUSED, ROUNDED
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.planner.plan import Plan
@@ -111,6 +111,7 @@ def _check_mimo_read_back(decided: Decided, target: Target, fields: Mapping[str,
     modules = take_apart(fields, PLANNED, has_experts(run.strategy, job))
     modules = replace(modules, encoder=replace(modules.encoder, name=arrangement.encoder.name))
     passed = read_passed(to_script(modules.decoder, Path(PLANNED)), modules.world_size)
+    check_overlaps(passed, run.strategy)
     decoder = read_plan(passed, modules.world_size, sum(run.layers[TEXT]))
     again = join_modules(decoder, passed, modules, sum(run.layers[arrangement.encoder.name]))
     check_decided(again, replace(run, layers={name: run.layers[name] for name in again.layers}), job)

@@ -236,7 +236,7 @@ def _refuse_choices(strategy: Strategy, job: Job | None) -> Iterator[str]:
         yield "it hides the exchange of tokens beside other micro-batches, which needs --job to be looked at"
     if job is None:
         return
-    workload = job.workload
+    workload = strategy.overlaps.of(job.workload)
     if not workload.overlap_p2p and strategy.vpp > 1 and strategy.pp == 2:
         yield f"VPP {strategy.vpp} with PP 2 needs transfers beside compute; plan with workload.overlap_p2p true"
     if strategy.zero and workload.overlap_param_gather and not workload.overlap_grad_reduce:
@@ -364,10 +364,15 @@ def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
         beside = products_beside(strategy, job.workload if job else None)
         values[flags.FUSED] = () if beside == "mc2" else None
         values[flags.USER_BUFFERS] = () if beside == "user_buffers" else None
-    if job:
-        workload = job.workload
-        gathers = strategy.zero > 0 and workload.overlap_param_gather
-        values[flags.OVERLAP_REDUCE] = () if workload.overlap_grad_reduce else None
-        values[flags.OVERLAP_GATHER] = () if gathers else None
-        values[flags.NO_P2P_OVERLAP] = () if strategy.vpp > 1 and not workload.overlap_p2p else None
-    return values
+    return values | _write_overlaps(strategy, job)
+
+
+def _write_overlaps(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, ...] | None]:
+    """Those of the job's workload and those that the strategy chooses in their place; without a job these alone."""
+    said = strategy.overlaps.of(job.workload) if job else strategy.overlaps
+    passed = {
+        flags.OVERLAP_REDUCE: said.overlap_grad_reduce,
+        flags.OVERLAP_GATHER: said.overlap_param_gather and strategy.zero > 0,
+        flags.NO_P2P_OVERLAP: said.overlap_p2p is False and strategy.vpp > 1 if said.overlap_p2p is not None else None,
+    }
+    return {flag: () if value else None for flag, value in passed.items() if value is not None}

@@ -45,6 +45,18 @@ OPTIMIZER_OFFLOAD = "--optimizer-cpu-offload"
 PRECISION_AWARE = "--use-precision-aware-optimizer"
 OVERLAP_REDUCE = "--overlap-grad-reduce"
 OVERLAP_GATHER = "--overlap-param-gather"
+OF_OVERLAPS = {
+    "overlap_grad_reduce": OVERLAP_REDUCE,
+    "overlap_param_gather": OVERLAP_GATHER,
+    "overlap_p2p": NO_P2P_OVERLAP,
+}
+"""Overlap of a strategy → its flag, of which the last turns it off."""
+
+
+def overlap_switches(chosen: Mapping[str, bool]) -> dict[str, bool]:
+    """Flag → whether it is passed, of the overlaps that a strategy chooses."""
+    return {OF_OVERLAPS[name]: value != (name == "overlap_p2p") for name, value in chosen.items()}
+
 
 GRANULARITY = "--recompute-granularity"
 METHOD = "--recompute-method"

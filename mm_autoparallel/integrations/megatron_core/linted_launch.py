@@ -24,7 +24,7 @@ from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.plan import Plan
 
-CHOICES = {"overlap_grad_reduce": flags.OVERLAP_REDUCE, "overlap_param_gather": flags.OVERLAP_GATHER}
+CHOICES = {name: flag for name, flag in flags.OF_OVERLAPS.items() if flag != flags.NO_P2P_OVERLAP}
 """A workload's key → the flag that turns it on."""
 
 

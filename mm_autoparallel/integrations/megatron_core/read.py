@@ -210,8 +210,16 @@ def check_read_back(passed: Passed, plan: Plan, job: Job | None, operators_kept:
     selective = plan.modes.get(TEXT, {}).get("selective")
     always: tuple[str, ...] = workload.recompute_operators if workload else ()
     more = (rerun_operators("selective", workload) if workload else ("core_attn",)) if selective else ()
+    check_overlaps(passed, plan.strategy)
     if not operators_kept and read_operators(passed) != (*always, *more):
         raise Lost(f"layers were to run {(*always, *more)} once more, and the flags say otherwise")
+
+
+def check_overlaps(passed: Passed, strategy: Strategy) -> None:
+    """Raises Lost for an overlap that `strategy` chooses and `passed` says otherwise."""
+    for flag, is_meant in flags.overlap_switches(strategy.overlaps.chosen).items():
+        if passed.has(flag) != is_meant:
+            raise Lost(f"{flag} was to be {'passed' if is_meant else 'left out'}, and the flags say otherwise")
 
 
 def with_workload(plan: Plan, workload: Workload) -> Plan:

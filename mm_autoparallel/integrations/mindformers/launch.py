@@ -51,7 +51,7 @@ REFUSED = (
         ("whole_sequences", "rank_order", "optimizer_offload", "precision", "graphs", "dispatcher", "token_overlap"),
         _NO_KEY,
     )
-    | dict.fromkeys(("fused_products", "user_buffers"), _NO_KEY)
+    | dict.fromkeys(("fused_products", "user_buffers", "overlaps"), _NO_KEY)
 )
 _CHECKED = ("read back: offset, recompute and sizes as written give the plan that they are said to run",)
 

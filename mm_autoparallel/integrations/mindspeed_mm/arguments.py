@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.megatron_core.flags import overlap_switches
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import check_switches
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import LATENT_SIZES
@@ -111,6 +112,7 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
         flags.VARIABLE_LENGTHS: strategy.pp > 1 or flags.VARIABLE_LENGTHS in arguments,
         flags.EMPTY_OPTIMIZER: frozen_stage or flags.EMPTY_OPTIMIZER in arguments,
     }
+    switches |= overlap_switches(strategy.overlaps.chosen)
     if strategy.overlap_all_to_all:
         switches[flags.SHARED_OVERLAP] = strategy.overlap_all_to_all == "shared_experts"
     if strategy.tp_overlap:

@@ -16,6 +16,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.megatron_core.flags import overlap_switches
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     as_mapping,
@@ -28,6 +29,7 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
 from mm_autoparallel.integrations.mindspeed_mm.plan_law import check_plan
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.model.job.model import Encoder, Model
+from mm_autoparallel.model.job.overlaps import AS_SAID
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.model.readers.megatron_choices import read_megatron_choices
@@ -121,6 +123,8 @@ def _list_changes(plan: Plan, model: Model, document: Mapping[str, Any]) -> dict
             changes[(*place, key_of(flags.DISPATCHER))] = strategy.dispatcher
         if strategy.overlap_all_to_all:
             changes[(*place, key_of(flags.SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
+    for flag, passed in overlap_switches(strategy.overlaps.chosen).items():
+        changes[("gpt_args", key_of(flag))] = passed
     if strategy.tp_overlap:
         changes[("gpt_args", key_of(flags.FUSED))] = strategy.tp_overlap == "mc2"
     for modality in model.modalities:
@@ -156,6 +160,7 @@ def _check_written(text: str, plan: Plan, model: Model, path: Path) -> None:
         arguments = config_arguments(copy)
         found = read_gpt_yaml(arguments, model, copy, plan.strategy.world_size)
     choices = read_megatron_choices(as_mapping(arguments))
+    switches = overlap_switches(plan.strategy.overlaps.chosen).items()
     strategy = replace(
         found.strategy,
         dispatcher=choices.dispatcher if plan.strategy.dispatcher else "",
@@ -163,6 +168,7 @@ def _check_written(text: str, plan: Plan, model: Model, path: Path) -> None:
         tp_overlap=("mc2" if flags.FUSED in arguments else "none") if plan.strategy.tp_overlap else "",
         graphs=plan.strategy.graphs,  # none, and bf16: by no flag
         precision=plan.strategy.precision,
+        overlaps=plan.strategy.overlaps if all((flag in arguments) == passed for flag, passed in switches) else AS_SAID,
     )
     if (strategy, found.recompute, found.global_batch_size) != (plan.strategy, plan.recompute, plan.global_batch_size):
         raise JobError(

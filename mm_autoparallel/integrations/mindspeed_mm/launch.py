@@ -25,7 +25,7 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
 from mm_autoparallel.integrations.mindspeed_mm.flags import DISPATCHER, FUSED, MODEL, SEQUENCE_PARALLEL
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.integrations.mindspeed_mm.image_tokens import tokens_of_images
-from mm_autoparallel.integrations.mindspeed_mm.search_space import list_limits
+from mm_autoparallel.integrations.mindspeed_mm.search_space import NO_OVERLAP, list_limits
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import model_section, read_trained_model
 from mm_autoparallel.model.job.model import Encoder, Model, Patches
 from mm_autoparallel.model.readers.megatron_choices import read_megatron_choices
@@ -65,6 +65,7 @@ def describe_arguments(
         "attention": "flash" if find_switch(arguments, "--use-flash-attn") else "unfused",
         "overlap_grad_reduce": find_switch(arguments, "--overlap-grad-reduce") or sharded,
         "overlap_param_gather": find_switch(arguments, "--overlap-param-gather") or sharded,
+        **({"overlap_p2p": False} if find_switch(arguments, NO_OVERLAP) else {}),
         **(_sharded_bytes(sharding) if sharding else _parameter_bytes(arguments, half)),
         **image_tokens,
         **choices,

@@ -18,6 +18,7 @@ from mm_autoparallel.integrations.launch_script import (
     read_number,
     set_global_batch,
 )
+from mm_autoparallel.integrations.megatron_core.flags import overlap_switches
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy
@@ -87,7 +88,11 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         added.append(f"{flags.DISPATCHER} {strategy.dispatcher}")
     elif strategy.dispatcher and script.resolve(flags.DISPATCHER) != strategy.dispatcher:
         script = script.set_text(flags.DISPATCHER, strategy.dispatcher)
+    switches = overlap_switches(strategy.overlaps.chosen)
+    added += [flag for flag, passed in switches.items() if passed and not script.has_flag(flag)]
     script = script.add_flags(added, behind=flags.PIPELINE)
+    for flag in (flag for flag, passed in switches.items() if not passed):
+        script = script.remove_flag(flag)
     if strategy.overlap_all_to_all == "none":
         script = script.remove_flag(flags.SHARED_OVERLAP)
     if strategy.tp_overlap == "none":
@@ -174,3 +179,6 @@ def _list_numbers(plan: Plan) -> dict[str, int]:
 def _check(script: LaunchScript, plan: Plan) -> None:
     """What was written is read back, because a person will train with it for weeks."""
     check_numbers(script, _list_numbers(plan), known_world(script, plan.strategy.world_size))
+    for flag, passed in overlap_switches(plan.strategy.overlaps.chosen).items():
+        if script.has_flag(flag) != passed:
+            raise JobError(f"launch script {script.path}: {flag} could not be {'added' if passed else 'taken out'}")

@@ -65,6 +65,7 @@ REFUSED = (
     | dict.fromkeys(("kept_weights", "shards"), _COPIES)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | {"overlaps": _NO_KEY}
     | dict.fromkeys(
         ("optimizer_offload", "precision", "graphs", "fused_products", "user_buffers", "token_overlap"), _NO_KEY
     )

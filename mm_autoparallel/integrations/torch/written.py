@@ -40,7 +40,7 @@ REFUSED = (
     | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
-    | dict.fromkeys(("precision", "graphs", "fused_products", "user_buffers"), _OWN)
+    | dict.fromkeys(("precision", "graphs", "fused_products", "user_buffers", "overlaps"), _OWN)
 )
 ROUNDED = frozenset({"zero_2", "zero_2_pipeline"})
 _KEPT = (

@@ -53,7 +53,7 @@ REFUSED = (
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
     | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
     | dict.fromkeys(("pieces", "rank_order", "precision", "graphs"), _NO_KEY)
-    | dict.fromkeys(("dispatcher", "token_overlap", "fused_products", "user_buffers"), _NO_KEY)
+    | dict.fromkeys(("dispatcher", "token_overlap", "fused_products", "user_buffers", "overlaps"), _NO_KEY)
     | {"split_backwards": "its training was not tried under such orders; plan with search.schedule left out"}
 )
 ROUNDED = frozenset({"zero_1", "zero_2", "zero_2_pipeline"})

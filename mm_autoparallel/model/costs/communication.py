@@ -295,7 +295,7 @@ def waits_ms(
     facts, num_waits = workload.known_facts, 0
     if strategy.vpp == 1:
         num_waits = 2 if facts.waits_for_hops else int(facts.exchanges_hops)
-    elif not workload.overlap_p2p:
+    elif not strategy.overlaps.of(workload).overlap_p2p:
         num_waits = 1
     if not p2p_ms or not num_waits:
         return [0.0] * len(chain.blocks)

@@ -37,6 +37,7 @@ from mm_autoparallel.model.operators.traced_table import build_traced_table, unt
 from mm_autoparallel.model.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.model.profiles.collectives import ALONE
 from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.profiles.lanes import find_lanes
 from mm_autoparallel.model.profiles.network import read_network
 from mm_autoparallel.model.profiles.operators.times import OperatorTimes, is_base, open_base
 from mm_autoparallel.model.profiles.store import read_profile_files
@@ -89,11 +90,8 @@ class CostModel:
         found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
-        self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
-        if not (self.network and self.network.overlap):
-            self.shard_hidden_fraction = calibration.figures.shard_hidden_fraction
-        else:
-            self.shard_hidden_fraction = self.network.hidden_fraction
+        inner, figures = self.cluster.levels[0].name, calibration.figures
+        self.lanes = find_lanes(job.cluster.device, figures, calibration.sources, self.network, inner)
         self.modes = job.search.modes
         # others than those of known sizes come from traces, and have no tensor parallelism
         towers = () if isinstance(job.model, TracedModel) else job.model.encoders

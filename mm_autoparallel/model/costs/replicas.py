@@ -41,6 +41,7 @@ from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.profiles.assumed import RING_HOP_MS
 from mm_autoparallel.model.profiles.collectives import Group
 from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.profiles.lanes import Lanes
 from mm_autoparallel.model.profiles.network import NetworkProfile
 
 
@@ -49,11 +50,11 @@ class Replicas:
     """The ranks of one strategy as they share blocks.
 
     cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
-    hidden_fraction: the part of traffic that compute beside it hides; shard_hidden_fraction: of what ZeRO 2 and 3 move
-    in every micro-batch. shard_cluster: levels as ZeRO 3 reaches them; shard_gigabyte_ms: what a rank takes beside them
-    for 1e9 bytes; shards_open: nothing hides of ZeRO 3's traffic, whatever does of that stack's other traffic
-    (StackFacts.shards). table: the cost of the embedding, of which a tied head may hold a copy; ties: whether it is
-    tied. scales: what the times of single cost sources are multiplied by.
+    lanes: how traffic and compute beside it slow each other down. shard_cluster: levels as ZeRO 3 reaches them;
+    shard_gigabyte_ms: what a rank takes beside them for 1e9 bytes; shards_open: nothing hides of ZeRO 3's traffic,
+    whatever does of that stack's other traffic (StackFacts.shards). table: the cost of the embedding, of which a
+    tied head may hold a copy; ties: whether it is tied. scales: what the times of single cost sources are
+    multiplied by.
     """
 
     cluster: Cluster
@@ -61,8 +62,7 @@ class Replicas:
     strategy: Strategy
     network: NetworkProfile | None
     memory_fraction: float
-    hidden_fraction: float
-    shard_hidden_fraction: float
+    lanes: Lanes
     table: BlockCost
     ties: bool
     shard_cluster: Cluster
@@ -173,10 +173,10 @@ class Replicas:
         return block_traffic(self._held_count(block, cost), group, self.workload, *shared, gathered_counts)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
-        hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction
+        lane = self.lanes.shards if self.strategy.zero >= 2 else self.lanes.data
         if self.shards_open and self.strategy.zero == 3:
             return Cover(0.0, 0.0)
-        return cover_of(block, cost, scale, self.workload, hidden_fraction)
+        return cover_of(block, cost, scale, self.workload, lane.hidden_fraction)
 
 
 def _ring_ms(group: Group, inner: str) -> float:

@@ -14,9 +14,11 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.operators.analytic import rates_of
 from mm_autoparallel.model.operators.context_traffic import context_traffic
+from mm_autoparallel.model.operators.precision_rates import OPEN_TENSOR_FRACTION
 from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.collectives import Group
 from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.profiles.lanes import Lanes, Slowdown
 from mm_autoparallel.model.profiles.network import NetworkProfile, Operation
 from mm_autoparallel.model.profiles.operators.base import OperatorBase
 from mm_autoparallel.model.profiles.operators.coverage import Coverage
@@ -96,8 +98,33 @@ def communication_sources(
     if strategy.pp > 1:
         hops = hop_lines(cluster, strategy, network)
         sources["pipeline"] = {"send_recv": _joined(hop.source for hop in hops)}
-    sources["overlap"] = "measured" if network.overlap else "assumed: compute hides all traffic beside it"
+    sources["overlap"] = "measured" if network.overlaps else "assumed: compute hides all traffic beside it"
     return sources
+
+
+def list_slowdowns(lanes: Lanes, strategy: Strategy, workload: Workload) -> dict[str, Slowdown]:
+    """How much longer computation and the traffic of `strategy` beside it take while both run, by what it is for. What
+    stays open beside products in user buffers holds that already."""
+    decoder = strategy.of_decoder()
+    kind = decoder.facts_of(workload).tp_overlap
+    rings = decoder.cp > 1 and decoder.context_kind(workload) in ("ring", "hierarchical")
+    exchanges = decoder.ep > 1 and decoder.overlap_of(workload) != "none"
+    used = {
+        "data": (lanes.shards if decoder.zero >= 2 else lanes.data, decoder.dp * decoder.cp > 1),
+        "tensor": (
+            lanes.pieces if kind == "mc2" else lanes.tensor,
+            decoder.tp > 1 and kind not in OPEN_TENSOR_FRACTION,
+        ),
+        "context": (lanes.context, rings),
+        "experts": (lanes.experts, exchanges),
+    }
+    return {name: slowdown for name, (slowdown, is_used) in used.items() if is_used}
+
+
+def slowdown_sources(lanes: Lanes, strategy: Strategy, workload: Workload) -> dict[str, Any]:
+    """The same as provenance has it; nothing where nothing is sent beside computation."""
+    found = {name: vars(one) for name, one in list_slowdowns(lanes, strategy, workload).items()}
+    return {"slowdowns": found} if found else {}
 
 
 def _joined(sources: Iterable[str]) -> str:

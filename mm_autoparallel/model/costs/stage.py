@@ -12,7 +12,7 @@ from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.model.costs.doubt import list_doubts, widen
-from mm_autoparallel.model.costs.features import hands_on
+from mm_autoparallel.model.costs.features import list_output_bytes
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.model.costs.held_together import hold_together
 from mm_autoparallel.model.costs.layer_layouts import share_layers
@@ -33,6 +33,7 @@ from mm_autoparallel.model.costs.sources import (
     mode_sources,
     operator_sources,
     optimizer_source,
+    slowdown_sources,
 )
 from mm_autoparallel.model.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.model.costs.uneven import at_longest, longest_factor, uneven_factor
@@ -107,6 +108,7 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         **mode_sources(known.modes, known.cluster.device),
         **({"devices": devices} if (devices := known.devices_of(strategy).document()) else {}),
         **({"crossing": crossing_document(known, strategy)} if strategy.arrangement else {}),
+        **slowdown_sources(known.lanes, strategy, known.workload),
         "groups": [place.document() for place in place_groups(known.cluster, strategy, known.network)],
         "calibration": known.calibration.description,
     }
@@ -181,7 +183,7 @@ def _price(known: CostModel, strategy: Strategy, scales: CostScales, is_part: bo
         microbatch_scale={name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities},
         held_count=held_counts,
         footprints=_footprints(known, costs, held_counts, strategy, is_part),
-        output_bytes=_output_bytes(known, costs),
+        output_bytes=list_output_bytes(known.chain, costs),
         replicas=_replicas(known, table, strategy, scales),
     )
 
@@ -366,33 +368,18 @@ def _footprints(
 def _replicas(known: CostModel, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
     return Replicas(
         cluster=known.cluster,
-        workload=known.workload,
+        workload=strategy.overlaps.of(known.workload),
         strategy=strategy,
         network=known.network,
         memory_fraction=known.calibration.figures.memory_fraction,
-        hidden_fraction=known.hidden_fraction,
-        shard_hidden_fraction=known.shard_hidden_fraction,
+        lanes=known.lanes,
         table=table,
         ties=known.has_tied_table,
         shard_cluster=known.shard_cluster,
         shard_gigabyte_ms=known.calibration.figures.shard_gigabyte_ms,
-        shards_open=known.shards_open,
+        shards_open=known.shards_open and not strategy.overlaps.chosen,
         scales=scales,
     )
-
-
-def _output_bytes(known: CostModel, costs: tuple[BlockCost, ...]) -> tuple[float, ...]:
-    """What crosses a cut after each block: its output, and what encoders have made ready for the decoder so far."""
-    ready_bytes, outputs = 0.0, []
-    for block, cost in zip(known.chain.blocks, costs, strict=True):
-        if block.modality == known.chain.modalities[-1]:
-            outputs.append(cost.output_bytes)
-        elif hands_on(block):
-            ready_bytes += cost.output_bytes * block.count
-            outputs.append(ready_bytes)
-        else:
-            outputs.append(ready_bytes + cost.output_bytes)
-    return tuple(outputs)
 
 
 def _microbatch_scale(known: CostModel, modality: str, num_microbatches: int) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mm_autoparallel.model.job.cluster import Device, Link
+from mm_autoparallel.model.job.cluster import UNKNOWN_SLOWDOWN, Device, Link
 from mm_autoparallel.units import GIB
 
 NODE_LATENCY = "latency assumed: 0.01 ms, a short NCCL or HCCL collective inside a node"
@@ -12,6 +12,7 @@ _NO_LOW = {
     "fp4_flops_per_s": "none: its cores multiply in 16 bits and in INT8",
     "clock_fraction": "assumed: none of it is lost, published steps ask for no less",
     "domain_devices": "assumed: as many as a node has",
+    "slowdown_factors": UNKNOWN_SLOWDOWN,
 }
 
 ASCEND_910B_64G = Device(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,11 @@ from mm_autoparallel.records import (
     Rate,
     Time,
 )
+
+SlowdownFactor = Annotated[float, Field(strict=True, ge=1, le=1e3, allow_inf_nan=False)]
+"""How many times as long something takes: at least 1."""
+UNKNOWN_SLOWDOWN = "assumed: none, until it is measured or stated"
+"""What the catalog says of slowdown_factors."""
 
 
 class Link(Noun):
@@ -85,7 +90,9 @@ class Device(Noun):
     multiprocessors or cores of which each multiplies tiles of matrices. None: not known.
     fp8_flops_per_s, fp4_flops_per_s: peaks of dense matrix products in eight and in four bits (None: it has no such
     units). clock_fraction: what power leaves of the clock of all its peaks under load (None: all). domain_devices: the
-    most devices that its node link joins (None: not known).
+    most devices that its node link joins (None: not known). slowdown_factors: how many times as long computation and
+    traffic take while both run, by what the traffic is for: `data` parallel ranks, `tensor` parallel ranks or `experts`
+    (model/profiles/lanes.py); what was measured counts before it.
     """
 
     name: Name
@@ -104,6 +111,7 @@ class Device(Noun):
     fp4_flops_per_s: Rate | None = None
     clock_fraction: Fraction | None = None
     domain_devices: Few | None = None
+    slowdown_factors: dict[Literal["data", "tensor", "experts"], SlowdownFactor] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
 

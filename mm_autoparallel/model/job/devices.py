@@ -14,7 +14,7 @@ from mm_autoparallel.model.job.ascend_devices import (
     NETWORK_LATENCY,
     NODE_LATENCY,
 )
-from mm_autoparallel.model.job.cluster import Device, Link
+from mm_autoparallel.model.job.cluster import UNKNOWN_SLOWDOWN, Device, Link
 from mm_autoparallel.units import GIB
 
 _CUDA_CONTEXT = "assumed: CUDA context 0.5 GiB"
@@ -58,6 +58,7 @@ class _Low:
             "fp4_flops_per_s": f"{datasheet}, dense" if self.fp4_flops_per_s else f"none in the {datasheet}",
             "clock_fraction": sustained,
             "domain_devices": joins if self.domain_devices else "not known: boards of 4, 8 and 16 were built",
+            "slowdown_factors": UNKNOWN_SLOWDOWN,
         }
 
 
@@ -176,6 +177,7 @@ def _amd(
             "domain_devices": f"{datasheet}: a platform of eight joins each with each",
             "fp4_flops_per_s": f"{datasheet}, dense (MXFP4)" if fp4_flops_per_s else f"none in the {datasheet}",
             "clock_fraction": "assumed: none of it is lost; nobody fitted it",
+            "slowdown_factors": UNKNOWN_SLOWDOWN,
         },
     )
 

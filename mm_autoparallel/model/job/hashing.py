@@ -149,6 +149,7 @@ _UNSAID: dict[str, Any] = {
     "clock_fraction": None,
     "domain_devices": None,
     "of_node_link": False,
+    "slowdown_factors": {},
 }
 """Keys that change nothing with these values, and are left out of a job's hash where they have them."""
 

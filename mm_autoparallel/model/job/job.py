@@ -17,6 +17,7 @@ from mm_autoparallel.model.job.precision import Precision
 from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, searched_schedules
 from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.step_end import StepEnd
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
@@ -46,7 +47,9 @@ class SearchSpace(Noun):
     for each strategy's default; one may be a CSV of torch's, FILE.csv, with an order of your own. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
-    in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). layer_strategies: strategies too in which layers of
+    in pieces (mc2: MindSpeed's; user_buffers: TransformerEngine's). overlap_grad_reduce, overlap_param_gather,
+    overlap_p2p: true, false or both, of what Workload calls so; nothing: as it has them (job/overlaps.py).
+    layer_strategies: strategies too in which layers of
     one stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
     layouts: of encoders and decoder: chain, colocated, disaggregated or all (model/job/arrangement.py); nothing: chain.
     encoder_cp: context parallel sizes of encoders with sizes of their own, in such layouts.
@@ -55,7 +58,8 @@ class SearchSpace(Noun):
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not. objective: what the best
     plans are ranked by once more, of the step over drawn batches of workload.samples: its mean, p95, or cvar, the mean
-    of its worst 5 %; nothing: the step of mean samples alone.
+    of its worst 5 %; nothing: the step of mean samples alone. step_end: barrier ranks plans by their steps, and
+    post_validation by how far apart these are where no stage waits for others at their end (job/step_end.py).
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -79,6 +83,9 @@ class SearchSpace(Noun):
     graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
     overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
     tp_overlap: tuple[Literal["none", "mc2", "user_buffers"], ...] | None = Field(None, min_length=1)
+    overlap_grad_reduce: tuple[Flag, ...] | None = Field(None, min_length=1)
+    overlap_param_gather: tuple[Flag, ...] | None = Field(None, min_length=1)
+    overlap_p2p: tuple[Flag, ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     layer_strategies: Flag = False
     layouts: tuple[ModuleKind, ...] | Literal["all"] = Field(("chain",), min_length=1)
@@ -88,6 +95,7 @@ class SearchSpace(Noun):
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
     objective: BatchObjective | None = None
+    step_end: StepEnd = "barrier"
 
     @property
     def kinds(self) -> tuple[ModuleKind, ...]:

@@ -14,9 +14,11 @@ from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reaso
 from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
+from mm_autoparallel.model.job.overlaps import overlap_limit_reasons
 from mm_autoparallel.model.job.precision import precision_reason
 from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, workload_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.model.job.step_end import step_end_limit_reasons
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN, SCHEDULES, V_CHUNKS
 
@@ -75,6 +77,8 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
     found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
     found += [("tp_overlap", overlap_reason(workload.stack, name)) for name in limits.tp_overlap or ()]
+    found += overlap_limit_reasons(limits, workload)
+    found += [("step_end is post_validation", reason) for reason in step_end_limit_reasons(limits, workload)]
     if limits.tp_overlap and workload.fused_matmul_fraction:
         both = "workload.fused_matmul_fraction says what products hide of the same traffic"
         found.append(("tp_overlap", f"{both}; give one of them"))

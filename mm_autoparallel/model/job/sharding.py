@@ -27,8 +27,15 @@ framework is the workload's `stack`; what each runs stands in its code:
 
 from __future__ import annotations
 
-from mm_autoparallel.model.job.cluster import Device
-from mm_autoparallel.model.job.workload import MINDSPEED, Stack
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mm_autoparallel.model.job.cluster import Cluster, Device
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import MINDSPEED, Stack, Workload
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
 
 ZERO_STAGES = (0, 1, 2, 3)
 """ZeRO stages that are understood."""
@@ -107,3 +114,24 @@ def offload_reason(stack: Stack, zero: int, device: Device) -> str | None:
         keys = " and ".join(f"cluster.device.{key}" for key in missing)
         return f"the optimizer's states go to the host, and {keys} of {device.name} is not known; give it in bytes/s"
     return None
+
+
+def sharding_reasons(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Each rule that the strategy's sharding breaks under the workload's framework."""
+    has_experts = any(modality.layers.experts for modality in model.modalities)
+    sharded = strategy.zero, strategy.pp, strategy.ep, strategy.reshard
+    if reason := zero_reason(workload.stack, *sharded, has_experts):
+        yield reason
+    if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
+        yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
+    if workload.stack == "mindspeed-fsdp" and not strategy.reshard and strategy.ep > 1 and strategy.expert_dp > 1:
+        yield (  # mindspeed_mm/fsdp/distributed/expert_parallel/expert_fully_shard_parallel.py
+            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-"
+            "MM's FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
+        )
+    if strategy.shard:
+        reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
+        if reason:
+            yield reason
+    if strategy.optimizer_offload and (reason := offload_reason(workload.stack, strategy.zero, cluster.device)):
+        yield reason

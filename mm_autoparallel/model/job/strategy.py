@@ -20,9 +20,10 @@ from mm_autoparallel.model.job.expert_law import expert_reasons
 from mm_autoparallel.model.job.fact_law import overlap_reasons
 from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.overlaps import AS_SAID, Overlaps, choice_reasons
 from mm_autoparallel.model.job.precision import Precision, precision_reasons
 from mm_autoparallel.model.job.schedule_law import schedule_reasons
-from mm_autoparallel.model.job.sharding import offload_reason, shard_reason, zero_reason
+from mm_autoparallel.model.job.sharding import sharding_reasons
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS
@@ -51,9 +52,10 @@ class Strategy:
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
-    has them. tp_overlap: of StackFacts. layouts: others in which layers of a stage may be shared, by ascending names.
-    arrangement: of an encoder with sizes of its own; all of these are then the decoder's, but for pp, which counts the
-    stages of an encoder on ranks of its own too. None: the chain. orders: of each stage where the schedule is `given`.
+    has them. tp_overlap: of StackFacts. overlaps: of replicas' traffic and of transfers between stages. layouts: others
+    in which layers of a stage may be shared, by ascending names. arrangement: of an encoder with sizes of its own; all
+    of these are then the decoder's, but for pp, which counts the stages of an encoder on ranks of its own too. None:
+    the chain. orders: of each stage where the schedule is `given`.
     """
 
     pp: int
@@ -77,6 +79,7 @@ class Strategy:
     overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
     tp_overlap: FusedProducts = ""
+    overlaps: Overlaps = AS_SAID
     layouts: tuple[LayerLayout, ...] = ()
     arrangement: Arrangement | None = None
     orders: tuple[str, ...] = ()
@@ -129,7 +132,8 @@ class Strategy:
         sized = Strategy(pp, tp, dp, mbs, cp=cp, zero=self.zero, sequence_parallel=self.sequence_parallel)
         fused: FusedProducts = self.tp_overlap if tp > 1 else ""
         kind = self.cp_kind if cp > 1 else ""
-        return replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused, cp_kind=kind)
+        own = replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused, cp_kind=kind)
+        return replace(own, overlaps=self.overlaps)
 
     @property
     def expert_tp(self) -> int:
@@ -159,6 +163,7 @@ class Strategy:
         words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
         words += [f"products beside TP's traffic: {self.tp_overlap}"] if self.tp_overlap else []
+        words += self.overlaps.words
         words += [f"layers also {' '.join(layout.name for layout in self.layouts)}"] if self.layouts else []
         words += [self.arrangement.name] if self.arrangement else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
@@ -261,10 +266,11 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         division_reasons(model, workload, strategy),
         expert_reasons(model, workload, strategy),
         context_reasons(model, cluster, workload, strategy),
-        _break_sharding(model, cluster, workload, strategy),
+        sharding_reasons(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
         precision_reasons(model, cluster, workload, strategy),
         overlap_reasons(workload, strategy),
+        choice_reasons(workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
         _break_layouts(model, cluster, workload, strategy),
     )
@@ -352,26 +358,6 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
                     f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
                     f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
                 )
-
-
-def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    has_experts = any(modality.layers.experts for modality in model.modalities)
-    sharded = strategy.zero, strategy.pp, strategy.ep, strategy.reshard
-    if reason := zero_reason(workload.stack, *sharded, has_experts):
-        yield reason
-    if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
-        yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
-    if workload.stack == "mindspeed-fsdp" and not strategy.reshard and strategy.ep > 1 and strategy.expert_dp > 1:
-        yield (  # mindspeed_mm/fsdp/distributed/expert_parallel/expert_fully_shard_parallel.py
-            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-"
-            "MM's FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
-        )
-    if strategy.shard:
-        reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
-        if reason:
-            yield reason
-    if strategy.optimizer_offload and (reason := offload_reason(workload.stack, strategy.zero, cluster.device)):
-        yield reason
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -44,6 +44,7 @@ from mm_autoparallel.model.operators.tensor_traffic import added_ms, open_ms
 from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.collectives import NO_EXCHANGE, Exchange, Group, exposed_ms, form_exchange, group_of
 from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.profiles.lanes import UNMEASURED, Lanes, find_lanes
 from mm_autoparallel.model.profiles.network import NetworkProfile
 
 
@@ -52,8 +53,8 @@ class Rates:
     """What one device reaches, and its tensor-, context- and expert-parallel groups.
 
     grouped_flops_per_s: matrix products of several weights in one call (experts). unfused_flops_per_s: products with
-    score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
-    but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
+    score matrices. lanes: how traffic and compute slow each other down. compute_factor: what all times but those of
+    groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
     attention kernel, its rate over the usual one. exchange: of a known dispatcher, in place of ep_group's all-to-all;
     exposed_exchange_fraction: what of it stays open beside another micro-batch. edges_move: edge_count stands for what
@@ -74,7 +75,7 @@ class Rates:
     ep_group: Group
     dealing_group: Group | None = None
     passing_group: Group | None = None
-    hidden_fraction: float = 1.0
+    lanes: Lanes = UNMEASURED
     compute_factor: float = 1.0
     edge_count: float = 0.0
     matrix_units: int = 0
@@ -168,7 +169,7 @@ def rates_of(
         ep_group=group_of(cluster.levels, strategy, "EP", network),
         dealing_group=dealing_group,
         passing_group=passing_group,
-        hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
+        lanes=find_lanes(device, figures, calibration.sources, network, cluster.levels[0].name),
         edge_count=low["bf16"].edge_count,
         matrix_units=(device.matrix_units or 0) if figures.waves else 0,
         kernel_factor=kernel_factors(figures),
@@ -305,7 +306,8 @@ def _hidden_exchanges_ms(
         covers_ms = _forward_ms(operators.beside, share, rates), backward_cover_ms
     else:
         return 0.0, 0.0
-    exposed = [exposed_ms(exchanges_ms, max(0.0, cover_ms), rates.hidden_fraction) for cover_ms in covers_ms]
+    hidden_fraction = rates.lanes.experts.hidden_fraction
+    exposed = [exposed_ms(exchanges_ms, max(0.0, cover_ms), hidden_fraction) for cover_ms in covers_ms]
     if share.overlap_all_to_all == "micro_batches" and share.facts.dispatcher:
         exposed = [max(left_ms, rates.exposed_exchange_fraction * exchanges_ms) for left_ms in exposed]
     return exchanges_ms - exposed[0], (exchanges_ms - exposed[1]) if block.has_backward else 0.0
@@ -322,7 +324,7 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
         if share.sequence_parallel:
             gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes)
             for traffic_ms in (gather_ms, rates.tp_group.reduce_scatter_ms(product.summed_bytes)):
-                total_ms += added_ms(traffic_ms, product, product_ms, rates.tp_group.latency_ms, share)
+                total_ms += added_ms(traffic_ms, product, product_ms, share, rates)
         else:
             total_ms += open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
     if operators.attention:
@@ -341,14 +343,14 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
         product_ms = _product_ms(product, rates, "input")
         if share.sequence_parallel:
             gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.summed_bytes)
-            total_ms += added_ms(gather_ms, product, product_ms, rates.tp_group.latency_ms, share)
+            total_ms += added_ms(gather_ms, product, product_ms, share, rates)
         if product.entry and not block.propagates_gradient:
             continue
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
         cover_ms = product_ms if block.trainable and product.trains else 0.0
         num_sums = product.num_linears if share.facts.linear_sums and not share.sequence_parallel else 1
         traffic_ms = num_sums * collective(product.gathered_bytes)
-        total_ms += product_ms + open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
+        total_ms += product_ms + open_ms(traffic_ms, share, cover_ms, rates.lanes.tensor.hidden_fraction)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=True)
         # the gradients of keys and values travel with them, or are summed where these were gathered once more
@@ -368,7 +370,7 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
         if share.sequence_parallel and share.facts.gathers == "matrix":
             cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
             gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes)
-            total_ms += open_ms(gather_ms, share, cover_ms, rates.hidden_fraction)
+            total_ms += open_ms(gather_ms, share, cover_ms, rates.lanes.tensor.hidden_fraction)
     return total_ms
 
 

@@ -50,12 +50,13 @@ def exposed_ring_ms(compute_ms: float, ring_bytes: float, share: Share, rates: R
     """
     group, open_fraction = rates.passing_group or rates.cp_group, share.facts.open_ring_fraction
     num_steps, step_ms = group.num_ranks - 1, group.pass_on_ms(ring_bytes)
+    hidden_fraction = rates.lanes.context.hidden_fraction
     if open_fraction and step_ms:
         latency_ms = min(step_ms, group.pass_latency_ms)
         traffic_ms = num_steps * (step_ms - latency_ms)
-        open_ms = max(open_fraction * traffic_ms, exposed_ms(traffic_ms, compute_ms, rates.hidden_fraction))
+        open_ms = max(open_fraction * traffic_ms, exposed_ms(traffic_ms, compute_ms, hidden_fraction))
         return open_ms + num_steps * latency_ms
-    return num_steps * exposed_ms(step_ms, compute_ms / group.num_ranks, rates.hidden_fraction)
+    return num_steps * exposed_ms(step_ms, compute_ms / group.num_ranks, hidden_fraction)
 
 
 def context_traffic(rates: Rates, strategy: Strategy, workload: Workload) -> tuple[Group, tuple[Operation, ...]]:

@@ -8,12 +8,19 @@ mc2_linears_seq_parallel.py); the others run as they do without it. Under Megatr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mm_autoparallel.model.operators.operators import MatrixProduct, Share
 from mm_autoparallel.model.operators.precision_rates import OPEN_TENSOR_FRACTION
 from mm_autoparallel.model.profiles.collectives import exposed_ms
+from mm_autoparallel.model.profiles.lanes import ASSUMED, Slowdown
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.operators.analytic import Rates
 
 SLOWED_FACTOR = 1.05
-"""How much longer a product takes that is cut into pieces while traffic passes through the same memory. Assumed."""
+"""How much longer a product takes that is cut into pieces while traffic passes through the same memory. Assumed; where
+more is known of what both slow each other down by (Lanes.pieces), that comes on top."""
 
 
 def open_ms(traffic_ms: float, share: Share, cover_ms: float = 0.0, hidden_fraction: float = 0.0) -> float:
@@ -23,18 +30,20 @@ def open_ms(traffic_ms: float, share: Share, cover_ms: float = 0.0, hidden_fract
     return share.unfused_fraction * exposed_ms(traffic_ms, cover_ms, hidden_fraction)
 
 
-def added_ms(traffic_ms: float, product: MatrixProduct, product_ms: float, latency_ms: float, share: Share) -> float:
+def added_ms(traffic_ms: float, product: MatrixProduct, product_ms: float, share: Share, rates: Rates) -> float:
     """What a collective of `traffic_ms`, latency included, adds to the product that takes or gives what it moves."""
     fused = share.facts.tp_overlap == "mc2" and product.num_weights == 1
     if not fused or not traffic_ms or not product_ms:
         return open_ms(traffic_ms, share)
-    start_ms = min(latency_ms, traffic_ms)  # the first piece waits for it, whatever is computed meanwhile
-    return start_ms + pipelined_ms(product_ms, traffic_ms - start_ms, share.tp) - product_ms
+    # the first piece waits for it, whatever is computed meanwhile
+    start_ms = min(rates.tp_group.latency_ms, traffic_ms)
+    return start_ms + pipelined_ms(product_ms, traffic_ms - start_ms, share.tp, rates.lanes.pieces) - product_ms
 
 
-def pipelined_ms(product_ms: float, traffic_ms: float, num_pieces: int) -> float:
-    """A product and its collective in `num_pieces` pieces each (assumed: what each rank has, as a ring brings it): the
-    longer of both, and one piece of the shorter before or behind it.
+def pipelined_ms(product_ms: float, traffic_ms: float, num_pieces: int, slowdown: Slowdown = ASSUMED) -> float:
+    """A product and its collective in `num_pieces` pieces each (assumed: what each rank has, as a ring brings it): both
+    at once, and one piece of the shorter before or behind.
     """
     computed_ms = SLOWED_FACTOR * product_ms
-    return max(traffic_ms, computed_ms) + min(traffic_ms, computed_ms) / num_pieces
+    longer_ms, shorter_ms = max(traffic_ms, computed_ms), min(traffic_ms, computed_ms)
+    return longer_ms + (slowdown.factor - 1.0) * shorter_ms + shorter_ms / num_pieces

@@ -7,8 +7,8 @@ Schema "mm-autoparallel/network/1", kept at <root>/<device>/network.json and nam
      "fits": [{"operation": "all_reduce", "num_ranks": 8, "level": "node", "inside": 1, "latency_ms": 0.02,
                "bandwidth_bytes_per_s": 3.6e11, "residual_fraction": 0.04,
                "samples": [{"size_bytes": 65536, "time_ms": {"median_ms": …, "mad_ms": …, "num_samples": …}}, …]}, …],
-     "overlap": {"hidden_fraction": 0.83, "operation": "all_reduce", "num_ranks": 8, "level": "node",
-                 "traffic_ms": …, "compute_ms": …, "together_ms": …}}
+     "overlaps": [{"hidden_fraction": 0.83, "operation": "all_reduce", "num_ranks": 8, "level": "node",
+                   "traffic_ms": …, "compute_ms": …, "together_ms": …}, …]}
 
 A line is latency + moved bytes / bandwidth; the bytes that move past a rank are those of a ring (`moved_bytes`). The
 very group that was measured takes what its samples say, straight from one size to the next: real transports change
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.cluster import Level
@@ -71,13 +71,14 @@ class Fit(Noun):
 
 
 class Overlap(Noun):
-    """Traffic and compute at once. hidden_fraction: the part of the shorter one that the longer one hides.
+    """Traffic and compute at once. hidden_fraction: the part of the shorter one that the longer one hides, below 0
+    where both at once take longer than one after the other (lanes.py).
 
     traffic_ms, compute_ms: each alone; together_ms: both at once, until both had ended. What either slows the other
     down by is part of it.
     """
 
-    hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)]
+    hidden_fraction: Annotated[float, Field(strict=True, ge=-1e3, le=1, allow_inf_nan=False)]
     operation: Operation
     num_ranks: Count
     level: Name
@@ -114,16 +115,21 @@ class Line:
 
 
 class NetworkProfile(store.Origin):
-    """All that was measured of the network between devices of one kind."""
+    """All that was measured of the network between devices of one kind. overlaps: one for each kind of traffic; older
+    files have one `overlap` for all."""
 
     schema_name: Literal["mm-autoparallel/network/1"] = Field(alias="schema")
     fits: Annotated[tuple[Fit, ...], Field(min_length=1)]
-    overlap: Overlap | None = None
+    overlaps: tuple[Overlap, ...] = ()
 
-    @property
-    def hidden_fraction(self) -> float:
-        """The part of traffic that compute beside it hides; all of it where that was not measured."""
-        return self.overlap.hidden_fraction if self.overlap else 1.0
+    @model_validator(mode="before")
+    @classmethod
+    def _take_one(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "overlap" in content and "overlaps" not in content:
+            content = dict(content)
+            one = content.pop("overlap")
+            content["overlaps"] = [] if one is None else [one]
+        return content
 
     def exact_line(self, operation: Operation, num_ranks: int, level: str, inside: int) -> Line | None:
         """The line of exactly this group; None where it was not measured."""
@@ -200,11 +206,12 @@ def fit_line(operation: Operation, num_ranks: int, level: str, samples: Sequence
 
 
 def hidden_part(traffic_ms: float, compute_ms: float, together_ms: float) -> float:
-    """The part of the shorter of both that the longer one hid; noise beyond nothing and all is cut off."""
+    """The part of the shorter of both that the longer one hid, below 0 where they slowed each other down by more; noise
+    beyond all of it is cut off."""
     shorter_ms = min(traffic_ms, compute_ms)
     if shorter_ms <= 0:
         return 0.0
-    return min(1.0, max(0.0, (traffic_ms + compute_ms - together_ms) / shorter_ms))
+    return min(1.0, max(-1e3, (traffic_ms + compute_ms - together_ms) / shorter_ms))
 
 
 def network_path(root: Path, device_name: str) -> Path:
@@ -212,13 +219,13 @@ def network_path(root: Path, device_name: str) -> Path:
     return store.device_folder(root, device_name) / "network.json"
 
 
-def write_network(path: Path, origin: store.Origin, fits: Sequence[Fit], overlap: Overlap | None) -> None:
+def write_network(path: Path, origin: store.Origin, fits: Sequence[Fit], overlaps: Sequence[Overlap]) -> None:
     """Writes a network file, whole or not at all. Raises ProfileError where the folder cannot be written."""
     document: dict[str, Any] = {"schema": store.NETWORK_SCHEMA}
     document |= origin.model_dump(mode="json", include=set(store.Origin.model_fields))
     document["fits"] = [fit.model_dump(mode="json") for fit in fits]
-    if overlap:
-        document["overlap"] = overlap.model_dump(mode="json")
+    if overlaps:
+        document["overlaps"] = [overlap.model_dump(mode="json") for overlap in overlaps]
     parse_record(NetworkProfile, document, "network file", path, ProfileError)
     write_measurements(path, document)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,12 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
     ("layers of one stage shared in several ways", "search.layer_strategies", lambda one: bool(one.layouts)),
 )
 
+_OF_OVERLAPS = {
+    "overlap_grad_reduce": "gradients reduced behind the backward",
+    "overlap_param_gather": "weights gathered behind the forward",
+    "overlap_p2p": "transfers between stages beside compute",
+}
+
 
 def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Variable, ...]:
     """All variables of `job`. look: called for each strategy, to raise what should end it."""
@@ -69,7 +75,14 @@ def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[V
     found = [_of_strategy(name, where, {value(one) for one in lawful}) for name, where, value in _OF_STRATEGY]
     batches = {one.num_microbatches(job.workload.global_batch_size) for one in lawful}
     found.append(_of_strategy("micro-batches of a step", "follows from replicas and samples", batches))
-    return (*found, *_list_placed(job), *_list_fixed(job))
+    return (*found, *_list_overlaps(job, lawful), *_list_placed(job), *_list_fixed(job))
+
+
+def _list_overlaps(job: Job, lawful: Sequence[Strategy]) -> Iterator[Variable]:
+    """Those that a search may choose; of each what the workload has, where it does not."""
+    workloads = [one.overlaps.of(job.workload) for one in lawful]
+    for key, name in _OF_OVERLAPS.items():
+        yield _of_strategy(name, f"search.{key}", {getattr(workload, key) for workload in workloads})
 
 
 def _of_strategy(name: str, where: str, values: set[Any]) -> Variable:
@@ -97,6 +110,7 @@ def _list_placed(job: Job) -> Iterator[Variable]:
             where = "layer_recompute" if mode == "recompute" else f"layer_modes.{mode}"
             name = f"{modality.name} layers of each stage and chunk in the mode {mode}"
             yield Variable(name, where, "0 to the layers there", True)
+    yield Variable("what ends a step", "search.step_end", job.search.step_end, False)
     yield Variable("modes a layer may run in", "search.modes", ", ".join(job.search.modes) or "none", False)
 
 
@@ -116,9 +130,6 @@ def _list_fixed(job: Job) -> Iterator[Variable]:
     yield fixed("whose layer with experts runs", "ep_kind", workload.ep_kind)
     yield fixed("tokens rearranged before their experts", "token_rearrange", workload.token_rearrange)
     yield fixed("products beside TP's collectives", "fused_matmul_fraction", workload.fused_matmul_fraction)
-    yield fixed("gradients reduced behind the backward", "overlap_grad_reduce", workload.overlap_grad_reduce)
-    yield fixed("weights gathered behind the forward", "overlap_param_gather", workload.overlap_param_gather)
-    yield fixed("transfers between stages beside compute", "overlap_p2p", workload.overlap_p2p)
     yield fixed("gradients summed inside products", "gradient_fusion", workload.gradient_fusion)
     yield fixed("loss", "cross_entropy", workload.cross_entropy)
     yield Variable("MLP fusion", "workload.stack", f"as {workload.stack} has it", False)

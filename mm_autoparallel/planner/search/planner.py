@@ -40,7 +40,6 @@ from mm_autoparallel.planner.search.agenda import Agenda, is_too_much
 from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import list_ends
-from mm_autoparallel.planner.search.over_batches import rank_over_batches
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.recall import find_known, remember, remember_probe
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
@@ -50,6 +49,7 @@ from mm_autoparallel.planner.search.rough import rough_fraction
 from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.starts import best_start
+from mm_autoparallel.planner.search.step_end import rank_again
 from mm_autoparallel.planner.search.telling import Telling
 
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
@@ -94,7 +94,7 @@ def search(
     told = time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s
     run = _Search(CostModel(job), space, boughs, *told)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
-    return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
+    return rank_again(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
 
 def examine(

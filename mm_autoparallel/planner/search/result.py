@@ -15,6 +15,7 @@ from mm_autoparallel.planner.search.batch_ranking import BatchRanking
 from mm_autoparallel.planner.search.candidate import Candidate
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.robust import RobustChoice
+from mm_autoparallel.planner.search.step_end_ranking import StepEndRanking
 
 Stopped = Literal["finished", "time limit", "interrupted", "processes died"]
 
@@ -85,7 +86,8 @@ class SearchResult:
     answer's chance to fit would. candidates: every strategy of the space, in its order.
     stopped: why the search ended. warnings: what to know before trusting it.
     robust: the plans that could win, weighed; None where there is but one, or search.choice is point.
-    batch_ranking: what ranking by drawn batches came to; None without search.objective.
+    batch_ranking: what ranking by drawn batches came to; None without search.objective. step_end: what ranking by how
+    far apart steps are came to; None where they end with a barrier.
     """
 
     estimates: tuple[Estimate, ...]
@@ -97,6 +99,7 @@ class SearchResult:
     warnings: tuple[str, ...] = ()
     robust: RobustChoice | None = None
     batch_ranking: BatchRanking | None = None
+    step_end: StepEndRanking | None = None
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +108,9 @@ class SearchResult:
     @property
     def figures(self) -> Figures:
         """What the result file tells beside the plan."""
-        figures = replace(self.estimates[0].figures(self.lower_bound_ms), objective=self.objective.document())
+        of_end = {"post_validation": self.step_end.document()} if self.step_end else {}
+        objective = self.objective.document() | of_end
+        figures = replace(self.estimates[0].figures(self.lower_bound_ms), objective=objective)
         if self.batch_ranking is None:
             return figures
         ranking = {"ranking": self.batch_ranking.document()}

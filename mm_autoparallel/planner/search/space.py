@@ -17,8 +17,10 @@ from typing import Literal, NamedTuple
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.overlaps import Overlaps, list_overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
+from mm_autoparallel.model.job.step_end import step_end_reason
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
@@ -62,6 +64,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.graphs,
         strategy.overlap_all_to_all,
         strategy.tp_overlap,
+        *strategy.overlaps.key,
         PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
@@ -87,7 +90,8 @@ def describe_strategy(strategy: Strategy) -> str:
 
 def judge(job: Job, strategy: Strategy) -> SpaceEntry:
     """The strategy with the rule of `job` that it breaks, if it does."""
-    return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
+    return SpaceEntry(strategy, reason or step_end_reason(job.search.step_end, strategy))
 
 
 def list_entries(
@@ -223,6 +227,7 @@ def _choose_all(job: Job, sizes: Sizes) -> Iterator[Strategy]:
             limits.graphs or ("",),
             limits.overlap_all_to_all or no_overlap,
             limits.tp_overlap or not_fused,
+            list_overlaps(limits),
         )
     )
     every_choice, facts, schedules = _Choices.every(limits), job.workload.known_facts, job.schedules
@@ -285,10 +290,11 @@ def _choose_of_stack(
     graphs: Graphs,
     overlap: Overlap | Literal[""],
     fused: FusedProducts,
+    overlaps: Overlaps,
 ) -> Strategy:
     """`strategy` with what its stack does by choice; what the workload does anyway (its `facts`), or nothing is
     exchanged for, is left empty."""
-    if not (dispatcher or graphs or overlap or fused):
+    if not (dispatcher or graphs or overlap or fused or overlaps.chosen):
         return strategy
     overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
     return replace(
@@ -297,4 +303,5 @@ def _choose_of_stack(
         graphs=graphs if graphs != facts.graphs else "",
         overlap_all_to_all=overlap,
         tp_overlap=fused if strategy.tp > 1 and fused != (facts.tp_overlap or "none") else "",
+        overlaps=overlaps.meant_for(strategy),
     )

@@ -66,13 +66,14 @@ def describe_end(result: SearchResult) -> str:
     how = "proven" if result.proven else f"not proven, {result.stopped}"
     head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
     lines = [head, f"{how}: {gap}", *_describe_caution(result), _describe_bounds(result), *_describe_robust(result)]
-    lines += [result.batch_ranking.words] if result.batch_ranking else []
+    lines += [one.words for one in (result.batch_ranking, result.step_end) if one]
     return "\n".join(lines)
 
 
 def _describe_bound(result: SearchResult) -> str:
     """What no plan undercuts: where chances count that is no step, since a faster plan may fail more often."""
     goal, of = result.objective, " by its step of mean samples" if result.batch_ranking else ""
+    of = " by its step alone" if result.step_end else of
     if goal.is_weighed:
         bound = f"no plan of this space ranks below {goal.rank_bound_ms:.2f} ms"
         return f"{bound}, this one ranks at {goal.rank_ms:.2f} ms{of}"
@@ -89,7 +90,8 @@ def _describe_caution(result: SearchResult) -> list[str]:
     if goal.is_weighed:
         price = f"{goal.failure_price:g} * P / (1 - P)"
         lines.append(f"plans are ranked by step * (1 + {price}), P their chance to run out of memory")
-    if goal.caution_fraction > 0.0 and not (result.batch_ranking and result.batch_ranking.orders[0]):
+    ranking = result.batch_ranking or result.step_end
+    if goal.caution_fraction > 0.0 and not (ranking and ranking.orders[0]):
         lines.append(
             f"caution costs {format_percent(goal.caution_fraction)}: the fastest plan met takes {goal.fastest_ms:.2f} "
             f"ms and runs out of memory with probability {format_percent(goal.fastest_oom_probability)}, this one with "
