@@ -19,7 +19,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, NEAR, Periods
 from mm_autoparallel.pipeline.placement.orders.rules import end_words
-from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words
+from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words, stretch_words
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.int8]
@@ -139,3 +139,24 @@ def test_a_period_that_is_known_is_asked_for_first() -> None:
     periods = Periods(2.5)
     periods.know(np.random.default_rng(0).permuted(words, axis=1), starts_ms[:, : len(word)], 500.0)
     assert not periods.asked  # no period
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_words_that_repeat_their_middle_take_a_period_more_each_time(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_stages, together = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    table, first, count = draw_table(rng, num_stages, num_stages)
+    boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
+    timetables, period_ms = np.zeros((2, num_stages, together)), float(table[:, :NUM_KINDS].sum(axis=1).max())
+    while not find_periodic(table, first, count, together, period_ms, 1, seed, boundaries, rows, timetables):
+        period_ms *= 1.1
+    num_microbatches, figures = 12 * num_stages * together, table[rows]
+    words = np.zeros((num_stages, NUM_KINDS * num_microbatches), np.int8)
+    longer = np.zeros((num_stages, NUM_KINDS * (num_microbatches + 5 * together)), np.int8)
+    assert write_periodic(figures, period_ms, timetables, 0.0, words)
+    assert stretch_words(words, num_microbatches // 2, together, longer)
+    for stage in range(num_stages):
+        assert fits_word(longer[stage], figures[stage])
+        assert np.all(np.bincount(longer[stage], minlength=NUM_KINDS) == num_microbatches + 5 * together)
+    assert step_of(longer, figures) - step_of(words, figures) <= 5 * together * period_ms * (1.0 + 1e-6)
+    assert not stretch_words(words, 0, together, np.zeros((num_stages, words.shape[1] + 1), np.int8))

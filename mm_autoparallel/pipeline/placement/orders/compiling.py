@@ -13,6 +13,7 @@ from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rul
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 from mm_autoparallel.pipeline.placement.orders.slimming import find_peak, hold_at_most, play_actions
+from mm_autoparallel.pipeline.placement.orders.words import stretch_words
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.signals import interrupted_by_signals
 
@@ -35,6 +36,7 @@ def compile_orders() -> None:
         timetables = np.zeros((2, 2, 1))
         find_periodic(table, first, count, 1, 3.0, 1, 0, boundaries, rows, timetables)
         write_periodic(table, 3.0, timetables, 0.0, words)
+        stretch_words(words, 0, 1, np.zeros((2, 2 * NUM_KINDS), dtype=np.int8))
         end_words(table, words, 1, 1, 1.0, 0, 0.0)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
         refutes(1, table, 1.0)

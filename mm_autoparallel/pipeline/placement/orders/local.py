@@ -3,7 +3,7 @@ letters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, wr
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
+from mm_autoparallel.pipeline.placement.orders.words import play_words, stretch_words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,6 +27,9 @@ PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
 #: Forwards that run ahead of a steady part, for each stage behind; numbers of last micro-batches tried with each of
 #: them and with the best, which goes on where it is that near; ends tried then, in parts of a run's moves. Assumed.
 AHEAD, FEW_LASTS, LASTS, NEAR_FACTOR, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5), 7, 28, 1.01, 8
+#: How many micro-batches a step has whose ends are looked for, in stages, where these are such a part of all or less;
+#: moves at most. Assumed.
+SHORT_STAGES, SHORT_PART, MOST_MOVES = 3, 0.7, 30_000
 
 
 @dataclass(eq=False)
@@ -97,17 +101,48 @@ class Run:
         found. Goes on from steps that are near most_ms or below it."""
         num_stages = self.table.first.shape[0]
         boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
-        timetables, words = np.zeros((2, num_stages, together)), self._words(num_stages)
+        timetables = np.zeros((2, num_stages, together))
         if not find_periodic(*self._rows, together, period_ms, effort, self.seed, boundaries, rows, timetables):
             return None
-        figures, best, first = self.table.figures[rows], Found(np.inf, boundaries, rows, words), words.copy()
+        short, figures = self._shortened(together), self.table.figures[rows]
+        missing_ms = (self.num_microbatches - short.num_microbatches) * period_ms
+        words = short._words(num_stages)
+        best, first = Found(np.inf, boundaries, rows, words), words.copy()
         for ahead in AHEAD:
             if write_periodic(figures, period_ms, timetables, ahead, words):
-                step_ms = end_words(figures, words, FEW_LASTS, 0, self.warm_ms, self.seed, self.target_ms)
+                step_ms = end_words(figures, words, FEW_LASTS, 0, self.warm_ms, self.seed, 0.0)
                 if step_ms < best.step_ms:
                     write_periodic(figures, period_ms, timetables, ahead, first)
                     best = Found(step_ms, boundaries, rows, first.copy())
-        return self.end_anew(best) if best.step_ms < NEAR_FACTOR * most_ms else best
+        if best.step_ms + missing_ms > NEAR_FACTOR * most_ms:
+            return self._stretched(best, together)
+        best = short.end_anew(best)
+        return self.go_on(self._stretched(best, together)) if missing_ms else best
+
+    def _shortened(self, together: int) -> Run:
+        """A run of few micro-batches, whose moves take less time, so that there are more of them; ends at no step."""
+        count = SHORT_STAGES * self.table.first.shape[0]
+        count += (self.num_microbatches - count) % together
+        if SHORT_PART * self.num_microbatches < count:
+            return self
+        num_moves = min(MOST_MOVES, self.num_moves * self.num_microbatches // count)
+        return replace(self, num_microbatches=count, num_moves=num_moves, target_ms=0.0)
+
+    def _stretched(self, found: Found, together: int) -> Found:
+        """Words of few micro-batches made as many as there are, by repeating what passes in the middle, where that
+        takes least; infinite where nothing there can be repeated."""
+        count, num_stages = found.words.shape[1] // NUM_KINDS, len(found.words)
+        if count == self.num_microbatches:
+            return found
+        words, figures = self._words(num_stages), self.table.figures[found.rows]
+        best = Found(np.inf, found.boundaries, found.rows, words)
+        starts, position = np.empty(words.shape), np.empty((num_stages, NUM_KINDS, self.num_microbatches), np.int64)
+        for first in range(count // 4, 3 * count // 4):
+            if stretch_words(found.words, first, together, words):
+                step_ms = play_words(words, figures, starts, position)[0]
+                if step_ms < best.step_ms:
+                    best.step_ms, best.words = step_ms, words.copy()
+        return best
 
     def end_anew(self, found: Found) -> Found:
         """Look for rules that end words which are known, overwritten with the best, and move letters of these."""

@@ -18,6 +18,8 @@ TOGETHER, EVERY = (2, 1, 3, 4), 2
 #: each time twice as much; where found and not found are that near, others up to so far beyond are asked for, with
 #: efforts by turns. Assumed.
 BESIDE, NEAR, BEYOND, EFFORTS = 0.002, 0.002, 0.003, (1, 2)
+#: So many periods at most are asked for at once where others have one. Assumed.
+MOST_KNOWN = 2
 #: Steps through what is left to be asked for, which come near none before.
 GOLDEN = 0.618033988749895
 
@@ -79,7 +81,8 @@ class Periods:
         """What the first of these runs finds that finds a steady part of the period it is asked for. It goes on from
         steps near most_ms. One call at a time: it notes which are found."""
         asked = self.next()
-        for run in runs:
+        is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
+        for run in runs[: MOST_KNOWN if is_known else len(runs)]:
             period_ms, effort = asked.next()
             found = run.from_period(asked.together, period_ms, effort, most_ms)
             asked.take(period_ms, np.inf if found is None else found.step_ms)

@@ -289,3 +289,29 @@ def move_letter(word: Words, source: int, target: int) -> None:
         for x in range(source, target, -1):
             word[x] = word[x - 1]
     word[target] = letter
+
+
+@kernel
+def stretch_words(words: Words, first: int, together: int, longer: Words) -> bool:
+    """Overwrite longer [P, 3M] with words [P, 3N] of fewer micro-batches whose middle is repeated: from each stage's
+    forward `first` to its K-th after that. Whether all actions are there as often, and fit if those of words do."""
+    num_times = (longer.shape[1] - words.shape[1]) // (NUM_KINDS * together)
+    if words.shape[1] + num_times * NUM_KINDS * together != longer.shape[1]:
+        return False
+    for s in range(words.shape[0]):
+        begin = forwards = 0
+        while forwards < first or words[s, begin] != FORWARD:
+            forwards += 1 if words[s, begin] == FORWARD else 0
+            begin += 1
+        end = begin + NUM_KINDS * together
+        ran = np.zeros(NUM_KINDS, np.int64)
+        for letter in words[s, begin:end]:
+            ran[letter] += 1
+        if ran.min() < together:
+            return False
+        longer[s, :begin] = words[s, :begin]
+        for time in range(num_times):
+            at = begin + time * (end - begin)
+            longer[s, at : at + end - begin] = words[s, begin:end]
+        longer[s, begin + num_times * (end - begin) :] = words[s, begin:]
+    return True
