@@ -121,7 +121,7 @@ class OrderSearch:
             for round_number in range(FIRST_RUNS):
                 if self.should_stop():
                     return
-                is_repeated = self._can_repeat and (self._has_rules or round_number % 2 == 1)
+                is_repeated = self._can_repeat and (self._has_rules or round_number % 3 == 1)
                 beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
                 first_task = self._polish if self._periods_lead else partial(self._first_task, starts, side=0)
                 other = threads.submit(first_task(round_number))
@@ -364,7 +364,7 @@ class OrderSearch:
             turn = number + run
             if can_polish and turn % 3 == 0:
                 found.append(self._polish(turn // 3)())
-            elif self._periods_lead or (self._can_repeat and turn % 3 == 2):
+            elif self._periods_lead or (self._can_repeat and turn % 6 == 4):
                 found.append(self._period_task()())
             elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):
                 found.append(self._rules_task(starts, turn // 3, int(turn % 3 != 1))())
