@@ -69,7 +69,7 @@ def place(
         from mm_autoparallel.pipeline.placement.orders.placing import place_orders  # loads OR-Tools
 
         return place_orders(
-            problem, time_limit_s, should_stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms
+            problem, time_limit_s, should_stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms, known.seed
         )
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf

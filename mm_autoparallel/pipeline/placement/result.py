@@ -20,10 +20,12 @@ Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
 
 
 class Known(NamedTuple):
-    """What is known of a problem before it is placed. cuts: paths of its graph; lower_ms: no placement takes less."""
+    """What is known of a problem before it is placed. cuts: paths of its graph; lower_ms: no placement takes less.
+    seed: free orders are looked for by other draws than with another one."""
 
     cuts: Sequence[Cut] = ()
     lower_ms: float = 0.0
+    seed: int = 0
 
 
 NOTHING_KNOWN = Known()

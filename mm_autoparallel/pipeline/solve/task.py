@@ -78,7 +78,7 @@ def solve(
         gap_fraction=task.gap_fraction,
         hint=task.hint,
         latest_cutoff_ms=latest_cutoff_ms,
-        known=Known(known_paths.of(task.problem) if known_paths else (), task.known_ms),
+        known=Known(known_paths.of(task.problem) if known_paths else (), task.known_ms, task.number),
     )
     if known_paths:
         known_paths.keep(task.problem, result.cuts)

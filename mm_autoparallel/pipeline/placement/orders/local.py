@@ -116,8 +116,12 @@ class Run:
                     best = Found(step_ms, boundaries, rows, first.copy())
         if best.step_ms + missing_ms > NEAR_FACTOR * most_ms:
             return self._stretched(best, together)
+        steady = replace(best, words=best.words.copy())
         best = short.end_anew(best)
-        return self.go_on(self._stretched(best, together)) if missing_ms else best
+        if missing_ms:
+            best = self._stretched(best, together)
+            best = self.go_on(best if np.isfinite(best.step_ms) else self._stretched(steady, together))
+        return best
 
     def _shortened(self, together: int) -> Run:
         """A run of few micro-batches, whose moves take less time, so that there are more of them; ends at no step."""

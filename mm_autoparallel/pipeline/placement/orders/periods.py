@@ -18,8 +18,9 @@ TOGETHER, EVERY = (2, 1, 3, 4), 2
 #: each time twice as much; where found and not found are that near, others up to so far beyond are asked for, with
 #: efforts by turns. Assumed.
 BESIDE, NEAR, BEYOND, EFFORTS = 0.002, 0.002, 0.003, (1, 2)
-#: So many periods at most are asked for at once where others have one. Assumed.
-MOST_KNOWN = 2
+#: So many periods at most are asked for at once where others have one; and none at which all micro-batches take so many
+#: times the best step, for what is found passes in less. Assumed.
+MOST_KNOWN, MOST_FACTOR = 2, 1.02
 #: Steps through what is left to be asked for, which come near none before.
 GOLDEN = 0.618033988749895
 
@@ -84,6 +85,8 @@ class Periods:
         is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
         for run in runs[: MOST_KNOWN if is_known else len(runs)]:
             period_ms, effort = asked.next()
+            if period_ms * run.num_microbatches > MOST_FACTOR * most_ms:
+                return None
             found = run.from_period(asked.together, period_ms, effort, most_ms)
             asked.take(period_ms, np.inf if found is None else found.step_ms)
             if found is not None or should_stop():

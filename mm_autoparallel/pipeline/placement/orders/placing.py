@@ -13,7 +13,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.levels import options_below
-from mm_autoparallel.pipeline.placement.orders.run import OrderSearch
+from mm_autoparallel.pipeline.placement.orders.run import SEEDS, OrderSearch
 from mm_autoparallel.pipeline.placement.orders.slimming import hold_less
 from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import compile_v
 from mm_autoparallel.pipeline.placement.orders.v_shape.placing import place_v
@@ -29,6 +29,8 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 OPTIMAL_FRACTION = 1e-6
 #: Ways to fill a stage are listed first for steps below this many times the bound. Assumed.
 NEAR_FACTOR = 1.25
+#: Seeds that differ; numpy takes 32 bits.
+MOST_SEEDS = 1_000
 
 
 def place_orders(
@@ -40,8 +42,9 @@ def place_orders(
     gap_fraction: float = 0.0,
     hint: Placement | None = None,
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
+    seed: int = 0,
 ) -> PlacementResult:
-    """As `place`, of a problem whose order is free."""
+    """As `place`, of a problem whose order is free. seed: of what is drawn, with one chunk a stage."""
     (compile_v if problem.num_chunks > 1 else compile_orders)()
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
@@ -81,6 +84,7 @@ def place_orders(
                 search = OrderSearch(
                     problem, options, bound.step_ms, stop_search, on_better, cutoff_ms, gap_fraction, most_ms
                 )
+                search.seed = SEEDS * (seed % MOST_SEEDS)
                 if hint is not None:
                     search.adopt(hint)
                 search.search()

@@ -53,7 +53,7 @@ LEAD_PART = 0.999
 #: How much warmer runs begin that look for rules, and runs from the best words. Assumed.
 RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
 #: Steady parts are looked for where so many times as many micro-batches as stages pass. Assumed.
-REPEATED = 2
+REPEATED = 3
 #: Periods that one run asks for at most.
 PERIODS = 8
 #: Placements that a round looks at.
@@ -74,7 +74,7 @@ ROUND_ACTIONS = 60_000_000
 
 class OrderSearch:
     """One call of `place` on a problem with a free order. lower_ms: a bound that is known. listed_ms: the options are
-    all of which a step below it can be made."""
+    all of which a step below it can be made. seed: of the last run of local search."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class OrderSearch:
         self.table, self._has_rules = self._starts.table, self._starts.is_tight
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
-        self._seed = 0
+        self.seed = 0
 
     def search(self) -> None:
         """The first runs of local search, from placements of the least bounds."""
@@ -232,11 +232,11 @@ class OrderSearch:
 
     def _run(self, turn: int, times: float, may_move: bool, warmth: float = 1.0) -> Run:
         """What is common to the next run, which is so many times as long as others, and begins so warm."""
-        self._seed += 1
+        self.seed += 1
         count = self.problem.num_microbatches
         num_moves = self._num_moves(self.problem.num_stages * NUM_KINDS * count)
         warm_ms = WARMTHS[turn % len(WARMTHS)] * warmth * self._load_ms
-        return Run(self.table, count, int(num_moves * times), warm_ms, self._seed, self._target_ms, may_move)
+        return Run(self.table, count, int(num_moves * times), warm_ms, self.seed, self._target_ms, may_move)
 
     def _num_moves(self, num_actions: int) -> int:
         """Of a run over so many actions."""
