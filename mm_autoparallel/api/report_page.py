@@ -29,6 +29,7 @@ from mm_autoparallel.reports.page.timelines import Block, pack_devices, pack_tim
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
     from mm_autoparallel.planner.evaluate import Estimate
 
 T = TypeVar("T")
@@ -217,12 +218,13 @@ def strategies_page(candidates: Sequence[Candidate], limits_bytes: Sequence[floa
     from mm_autoparallel.planner.search.candidate import candidate_rows
 
     rows = candidate_rows(candidates)
-    keys = dict.fromkeys(key for row in rows for key in row["parallel_config"])
+    every = [row["parallel_config"] | own for row, own in zip(rows, _list_modules(candidates), strict=True)]
+    keys = dict.fromkeys(key for sizes in every for key in sizes)
     statuses, status = _number([row["status"] for row in rows])
     causes, cause = _number([row["bounded_by"] or "" for row in rows])
     reasons, reason = _number([row["reason"] for row in rows])
     return pages.Strategies(
-        sizes={key: tuple(row["parallel_config"].get(key, "") for row in rows) for key in keys},
+        sizes={key: tuple(sizes.get(key, "") for sizes in every) for key in keys},
         schedule=tuple(row["schedule"] for row in rows),
         statuses=statuses,
         causes=causes,
@@ -237,6 +239,25 @@ def strategies_page(candidates: Sequence[Candidate], limits_bytes: Sequence[floa
         overflow_bytes=tuple(row["overflow_bytes"] for row in rows),
         limit_bytes=tuple(sorted({math.floor(limit_bytes) for limit_bytes in limits_bytes})),
     )
+
+
+def _list_modules(candidates: Sequence[Candidate]) -> list[dict[str, int | str]]:
+    """Of each strategy how every encoder runs, and its sizes where they are its own; nothing where all are chains."""
+    from mm_autoparallel.planner.explain.modules import LAYOUT, SIZES, Own, format_key
+
+    arranged = [one.strategy.arrangement for one in candidates if one.strategy.arrangement]
+    names = dict.fromkeys(name for arrangement in arranged for one in arrangement.each for name in one.encoder.parts)
+
+    def describe(strategy: Strategy) -> dict[str, int | str]:
+        told: dict[str, int | str] = {}
+        for name in names:
+            own = Own.of(strategy, name)
+            told[format_key(f"{name}.{LAYOUT}")] = own.layout
+            sizes = SIZES if own.layout != "chain" else ()
+            told |= {format_key(f"{name}.{size}"): getattr(own, size) for size in sizes}
+        return told
+
+    return [describe(one.strategy) for one in candidates]
 
 
 def _number(values: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:

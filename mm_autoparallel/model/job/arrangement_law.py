@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PLANNED_SCHEDULES = ("1f1b", "interleaved_1f1b")
 """Those that go with an arrangement; the second only with encoders that are away."""
+PREFETCH_LAW = "prefetch makes features in another step, with other weights, and this encoder or its projector trains"
 _MEGATRON: tuple[Stack, ...] = ("megatron-te", "megatron-local")
 
 
@@ -142,10 +143,7 @@ def module_reasons(
     if encoder.pp > num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {encoder.name} has {num_layers}"
     if arrangement.encoder_run == "prefetch" and trains:
-        yield (
-            "prefetch makes features in another step, with other weights, and this encoder or its projector trains; "
-            "freeze both, or run it in bubbles"
-        )
+        yield f"{PREFETCH_LAW}; freeze both, or run it in bubbles"
     for reason in division_reasons(model, workload, strategy.of_encoder(), encoder.parts):
         yield f"of the encoder: {reason}"
 

@@ -22,6 +22,7 @@ from mm_autoparallel.model.job.arrangement_law import (
     encoders_train,
     model_reason,
     module_name,
+    module_reasons,
     stack_reason,
 )
 from mm_autoparallel.model.job.job import Job
@@ -99,12 +100,18 @@ class Bough:
 def combine(decoder: Strategy, options: Options) -> Iterator[Strategy]:
     """Every choice of one option of each module, but for all of them on the decoder's stages, which is the chain."""
     for first, *others in product(*options):
-        if not all(one.in_chain or _is_as(decoder, one) for one in (first, *others)):
+        if not all(one.in_chain or is_as_decoder(decoder, one) for one in (first, *others)):
             arrangement = replace(first, others=tuple(others))
             yield replace(decoder, pp=decoder.pp + arrangement.num_stages_apart, arrangement=arrangement)
 
 
-def _is_as(decoder: Strategy, one: Arrangement) -> bool:
+def is_lawful_beside(job: Job, decoder: Strategy, one: Arrangement) -> bool:
+    """Whether a module beside others obeys the laws that it has by itself."""
+    lone = decoder.with_only(one)
+    return next(module_reasons(job.model, job.cluster, job.workload, lone, True), None) is None
+
+
+def is_as_decoder(decoder: Strategy, one: Arrangement) -> bool:
     """Whether an encoder inline on one stage has the decoder's sizes."""
     inline, own = one.kind == "colocated" and not one.away, one.encoder
     return inline and (own.tp, own.cp, own.dp) == (decoder.tp, decoder.cp, decoder.dp)
@@ -124,6 +131,8 @@ def list_boughs(
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
         return
+    if "chain" in job.search.kinds and not _has_planned(job):
+        return  # where the chain is not asked for, they are listed so that the law is told
     alone = job.model.model_copy(update={"encoders": ()})
     breaks, names = _outlaw(job, alone), tuple(encoder.name for encoder in job.model.encoders)
 
@@ -170,12 +179,17 @@ def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
     return breaks
 
 
+def _has_planned(job: Job) -> bool:
+    """Whether the search has a schedule that goes with an arrangement."""
+    return not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
+
+
 def _lawful(
     job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
 ) -> Iterator[Strategy]:
     """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
     search names none of these, with those that it names, so that the law is told."""
-    seen, has_planned = set(), not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
+    seen, has_planned = set(), _has_planned(job)
     for sizes in found:
         for one in choose(sizes):
             decoder = one if job.search.schedule else replace(one, schedule="")
@@ -187,7 +201,7 @@ def _lawful(
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:
     for one in _list_colocated(job, decoder, module_name(job.model), divisors):
-        if not _is_as(decoder, one) and not one.in_chain:
+        if not is_as_decoder(decoder, one) and not one.in_chain:
             yield replace(decoder, arrangement=one)
 
 

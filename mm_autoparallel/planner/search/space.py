@@ -171,8 +171,10 @@ def list_space(
     """
     limits, num_devices = job.search, job.cluster.num_devices
     entries = list_entries(job, look, None if boughs is None else ())
-    if any(judge(job, one).reason is None for one in _list_arranged(boughs or ())):
-        return entries
+    for one in _list_arranged(boughs or ()):
+        look()
+        if judge(job, one).reason is None:
+            return entries
     if boughs:
         entries = list_entries(job, look)
     if not entries:
