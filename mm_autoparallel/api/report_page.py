@@ -23,7 +23,7 @@ from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_chance, describe_strategy, estimate_document
 from mm_autoparallel.reports.page import report as pages
 from mm_autoparallel.reports.page.html import render_page
-from mm_autoparallel.reports.page.pictures import map_layout, spread_steps
+from mm_autoparallel.reports.page.pictures import map_layout, share_modules, spread_steps
 from mm_autoparallel.reports.page.provenance import describe_bounds, describe_figures, describe_group
 from mm_autoparallel.reports.page.timelines import Block, pack_devices, pack_timeline
 from mm_autoparallel.units import format_ms
@@ -156,6 +156,7 @@ def _plan_page(
         ),
         devices=pack_devices(cluster, estimate.plan.strategy, block),
         layout=map_layout(estimate, simulation.job.model),
+        modules=share_modules(estimate),
         spread=spread_steps(estimate.over_batches),
         sources=tuple(
             pages.BlockSource(block=one, time=source["time"], memory=source["memory"])

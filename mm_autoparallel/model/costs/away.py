@@ -10,7 +10,7 @@ takes adds up, and what works does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.model.blocks.chain import AudioStem, PatchEmbedding
@@ -63,6 +63,14 @@ class Module:
     def trains(self) -> bool:
         """Whether it has a backward."""
         return any(block.backward_ms for block in self.blocks)
+
+    def phases_ms(self, global_batch_size: int, parts: Collection[str]) -> float:
+        """Forwards and backwards of those encoders in the phases of a step."""
+        own, again = self.arrangement.encoder, self.arrangement.encoder_run == "recomputed_phases" and self.trains
+        mine = [block for block in self.blocks if block.modality in parts]
+        # what runs once more is all in front of a block that has a backward, as what it keeps is made of all before it
+        each_ms = sum(block.count * (block.forward_ms * (1 + again) + block.backward_ms) for block in mine)
+        return global_batch_size // (own.dp * own.mbs) * each_ms * self.problem.time_factors[0]
 
 
 @dataclass(frozen=True)
@@ -164,12 +172,9 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> Parted:
     own, again = module.arrangement.encoder, module.arrangement.encoder_run == "recomputed_phases"
     num_calls = known.workload.global_batch_size // (own.dp * own.mbs)
     crossing = module.crossing
-    forward_ms, backward_ms = (
-        sum(block.count * getattr(block, name) for block in first) for name in ("forward_ms", "backward_ms")
-    )
-    # what runs once more is all in front of a block that has a backward, as what it keeps is made of all before it
-    each_ms = forward_ms + backward_ms + (forward_ms if again and trains else 0.0)
-    phases_ms = num_calls * each_ms * encoder.time_factors[0] + sum(block.count * block.tail_ms for block in first)
+    forward_ms = sum(block.count * block.forward_ms for block in first)
+    phases_ms = module.phases_ms(known.workload.global_batch_size, module.arrangement.encoder.parts)
+    phases_ms += sum(block.count * block.tail_ms for block in first)
     phases_ms += factor * (crossing.forward_ms + (crossing.backward_ms if trains else 0.0))
     phases_ms += encoder.stage_tail_ms[0] - known.calibration.figures.step_ms
     before_ms = num_calls * forward_ms * encoder.time_factors[0] + factor * crossing.forward_ms

@@ -129,8 +129,13 @@ class Arrangement:
         return "; ".join(one._name for one in self.each)
 
     @property
+    def words(self) -> str:
+        """`colocated in phases`, of the first module."""
+        run = self.encoder_run.replace("_", " ")
+        return self.kind + {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
+
+    @property
     def _name(self) -> str:
-        of, run = self.encoder, self.encoder_run.replace("_", " ")
-        told = {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
+        of = self.encoder
         each, shared = f" MBS {of.mbs}" if self.away else "", f" CP {of.cp}" if of.cp > 1 else ""
-        return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp}{shared} DP {of.dp}{each}"
+        return f"{self.words}, {of.name} PP {of.pp} TP {of.tp}{shared} DP {of.dp}{each}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations, permutations, product
 from typing import NamedTuple
 
@@ -120,13 +120,14 @@ def is_as_decoder(decoder: Strategy, one: Arrangement) -> bool:
 def list_boughs(
     job: Job,
     num_devices: int,
-    sizes: Callable[[int], Iterator[Sizes]],
+    sizes: Callable[[int, Callable[[Sizes], bool]], Iterator[Sizes]],
     choose: Callable[[Sizes], Iterator[Strategy]],
     divisors: Callable[[int], tuple[int, ...]],
 ) -> Iterator[Bough]:
     """Those on `num_devices`, of the kinds that search.layouts names; where it names both, of both in one too.
 
-    sizes: those within the limits on so many devices. choose: the strategies of such sizes.
+    sizes: those within the limits on so many devices, without those that break a law at any MBS. choose: the strategies
+    of such sizes.
     """
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
@@ -155,12 +156,21 @@ def list_boughs(
     for number, kinds_there in asked:
         if number < num_devices and job.cluster.uneven_reason(number):
             continue
-        found = [each for each in sizes(number) if not breaks(each)]
+        found = [each for each in sizes(number, breaks) if not breaks(each)]
+        if len(names) == 1 and number < num_devices:
+            found = [each for each in found if _fits_apart(job, each, num_devices - number, divisors)]
         shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
         for kind, apart in kinds_there if shapes else ():
             num_apart = num_devices - number
             branches = partial(list_branches, kind, apart, found, num_apart)
             yield Bough(kind, number, apart, num_apart, shapes, branches)
+
+
+def _fits_apart(job: Job, decoder: Sizes, number: int, divisors: Callable[[int], tuple[int, ...]]) -> bool:
+    """Whether the one encoder has sizes on `number` ranks of its own beside such a decoder."""
+    (encoder,) = job.model.encoders
+    limits = encoder.layers.num_layers, job.cluster.max_tensor_parallel, tuple(job.search.encoder_cp)
+    return bool(_list_sizes_apart(number, decoder.mbs * decoder.dp, decoder.dp, limits, divisors))
 
 
 def _none() -> Iterator[Strategy]:
@@ -251,17 +261,33 @@ def _list_apart(
     job: Job, decoder: Strategy, name: str, begin: int, number: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Arrangement]:
     """The ways of one module on `number` ranks of its own from `begin` on."""
-    samples, parts = decoder.mbs * decoder.dp, name.split(JOINED)
+    parts = name.split(JOINED)
     num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
+    limits = num_layers, job.cluster.max_tensor_parallel, tuple(job.search.encoder_cp)
+    for pp, tp, cp, dp, mbs in _list_sizes_apart(number, decoder.mbs * decoder.dp, decoder.dp, limits, divisors):
+        yield Arrangement("disaggregated", "inline", ModuleLayout(name, pp, tp, dp, mbs, cp, begin))
+
+
+@lru_cache(maxsize=100_000)
+def _list_sizes_apart(
+    number: int,
+    samples: int,
+    decoder_dp: int,
+    limits: tuple[int, int, tuple[int, ...]],
+    divisors: Callable[[int], tuple[int, ...]],
+) -> tuple[Sizes, ...]:
+    """Of a module on `number` ranks of its own. samples: of a decoder's micro-batch, all replicas together. limits: its
+    layers, the widest tensor parallel group, and its context parallel sizes."""
+    num_layers, widest, shared = limits
+    found = []
     for dp in divisors(number):
-        if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
+        if samples % dp or max(dp, decoder_dp) % min(dp, decoder_dp):
             continue
-        for tp, cp in product(divisors(number // dp), job.search.encoder_cp):
+        for tp, cp in product(divisors(number // dp), shared):
             pp, rest = divmod(number // dp // tp, cp)
-            if rest or pp > num_layers or job.cluster.max_tensor_parallel % tp:
-                continue
-            layout = ModuleLayout(name, pp, tp, dp, samples // dp, cp, begin)
-            yield Arrangement("disaggregated", "inline", layout)
+            if not rest and pp <= num_layers and widest % tp == 0:
+                found.append(Sizes(pp, tp, cp, dp, samples // dp))
+    return tuple(found)
 
 
 def _list_options(
