@@ -33,5 +33,6 @@ def encoder_document(encoder: Encoder, num_stages: int) -> dict[str, Any]:
         document["prefetch_depth"] = encoder.prefetch_depth
     if encoder.run == "cached":
         document["read_ms_per_byte"] = encoder.read_ms_per_byte
+    document |= {"first_stage": encoder.first_stage} if encoder.first_stage else {}
     document |= {"most_ahead": encoder.most_ahead} if encoder.most_ahead is not None else {}
     return document | ({"follows": encoder.follows} if encoder.follows else {})

@@ -12,7 +12,7 @@ from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders, deal_pipelines
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, Sizes, Times, problem_from_entry, read_entry, spread
-from mm_autoparallel.records import Count, Few, Name, Noun, Size, Time, TimePerByte
+from mm_autoparallel.records import Count, Few, Name, Noun, Number, Size, Time, TimePerByte
 
 MAX_PASSES = 20_000
 """Assumed: of one encoder in a step, over its stages. Each is an action whose place in the order is looked for."""
@@ -34,6 +34,7 @@ class EncoderEntry(Noun):
     static_bytes: Sizes = 0.0
     activation_bytes: Sizes = 0.0
     output_bytes: Size = 0.0
+    first_stage: Number = 0
     most_ahead: Count | None = None
     follows: Name | None = None
     memory_limit_bytes: Size | None = None
@@ -84,13 +85,14 @@ def _encoder(entry: EncoderEntry, decoder: Problem, where: str, turn: int, first
         pipelines = deal_pipelines(count * number, count, 0, first_own)
     elif of_own:
         raise JobError(f'{where}.{of_own[0]} is of encoders with devices "own"; this one is on the decoder\'s')
-    elif decoder.num_stages % count:
+    elif entry.first_stage >= decoder.num_stages or (decoder.num_stages - entry.first_stage) % count:
+        from_there = f" from first_stage {entry.first_stage} on" if entry.first_stage else ""
         raise JobError(
-            f"{where}.num_stages is {count}, which does not divide the decoder's num_stages, {decoder.num_stages}: its "
-            "pipelines lie side by side on the decoder's devices"
+            f"{where}.num_stages is {count}, which does not divide the decoder's num_stages, {decoder.num_stages}"
+            f"{from_there}: its pipelines lie side by side on the decoder's devices"
         )
     else:
-        pipelines = deal_pipelines(decoder.num_stages, count, turn)
+        pipelines = deal_pipelines(decoder.num_stages - entry.first_stage, count, turn, entry.first_stage)
     for key, run in (("prefetch_depth", "prefetch"), ("read_ms_per_byte", "cached")):
         if getattr(entry, key) is not None and entry.run != run:
             raise JobError(f'{where}.{key} is of run "{run}", and run is "{entry.run}"')
@@ -115,4 +117,5 @@ def _encoder(entry: EncoderEntry, decoder: Problem, where: str, turn: int, first
         limit_bytes=float("inf") if entry.memory_limit_bytes is None else entry.memory_limit_bytes,
         prefetch_depth=entry.prefetch_depth or 1,
         read_ms_per_byte=entry.read_ms_per_byte or 0.0,
+        first_stage=entry.first_stage,
     )

@@ -97,7 +97,9 @@ def work_of(document: Document, layers: Sequence[int]) -> Work:
             work.limit.extend([encoder.get("memory_limit_bytes", math.inf)] * number * length)
             work.tails.extend([0.0] * number * length)
         else:
-            pipelines = [[g * length + j for j in range(length)] for g in range(stages // length)][::-1]
+            begun = encoder.get("first_stage", 0)
+            number = (stages - begun) // length
+            pipelines = [[begun + g * length + j for j in range(length)] for g in range(number)][::-1]
             first = on_decoder % len(pipelines)
             pipelines = pipelines[first:] + pipelines[:first]
             on_decoder += 1
@@ -121,9 +123,13 @@ def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: l
     if any(each.get("follows") == encoder["name"] for each in document["encoders"]):
         pass  # its outputs go to that one
     elif encoder.get("run", "bubbles") == "bubbles":
-        work.fixed[0] += encoder.get("output_bytes", 0.0) * min(passes, encoder.get("most_ahead", passes))
+        work.fixed[encoder.get("first_stage", 0)] += encoder.get("output_bytes", 0.0) * min(
+            passes, encoder.get("most_ahead", passes)
+        )
     else:
-        work.fixed[0] += encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)
+        work.fixed[encoder.get("first_stage", 0)] += (
+            encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)
+        )
     for i in range(passes):
         for j, device in enumerate(pipelines[i % len(pipelines)]):
             for kind, each in (("F", forward), ("B", backward)):
@@ -144,7 +150,7 @@ def _feed(work: Work, document: Document) -> None:
     running = [each for each in document["encoders"] if each.get("run", "bubbles") == "bubbles"]
     for encoder in running:
         name, last = encoder["name"], encoder.get("num_stages", 1) - 1
-        lag = encoder.get("feed_ms", 0.0)
+        lag, first = encoder.get("feed_ms", 0.0), encoder.get("first_stage", 0)
         size = encoder.get("microbatches_per_pass", 1)
         passes = -(-count // size)
         followers = [each for each in running if each.get("follows") == name]
@@ -153,16 +159,16 @@ def _feed(work: Work, document: Document) -> None:
                 work.waits[follower["name"], "F", 0, i].append(((name, "F", last, i), lag))
             if not followers:
                 for m in members(encoder, i, count):
-                    work.waits["", "F", 0, m].append(((name, "F", last, i), lag))
+                    work.waits["", "F", first, m].append(((name, "F", last, i), lag))
             if (name, "B", last, i) in work.waits:
                 for follower in followers:
                     work.waits[name, "B", last, i].append(((follower["name"], "B", 0, i), lag))
                 if not followers:
                     for m in members(encoder, i, count):
-                        work.waits[name, "B", last, i].append((("", "B", 0, m), lag))
+                        work.waits[name, "B", last, i].append((("", "B", first, m), lag))
             if encoder.get("most_ahead") and i >= encoder["most_ahead"]:
                 for m in members(encoder, i - encoder["most_ahead"], count):
-                    work.waits[name, "F", 0, i].append((("", "F", 0, m), 0.0))
+                    work.waits[name, "F", 0, i].append((("", "F", first, m), 0.0))
 
 
 def parse(word: str, device: int, stages: int) -> Op:
@@ -282,11 +288,13 @@ def layouts(document: Document) -> Iterator[list[int]]:
         yield [edges[s + 1] - edges[s] for s in range(stages)]
 
 
-def problem(seed: int, chunks: int = 1) -> Document:
-    """A random problem whose every order can be looked through."""
+def problem(seed: int, chunks: int = 1, first_stage: int = 0) -> Document:
+    """A random problem whose every order can be looked through. first_stage: that encoders meet, behind others."""
     dice = random.Random(seed)
     if chunks > 1:
         return _with_chunks(problem(seed), chunks, dice)
+    if first_stage:
+        return _behind(problem(seed), first_stage, dice)
     stages = dice.choice((1, 2, 2, 2))
     count = dice.choice((1, 2, 2, 3)) if stages == 2 else dice.choice((2, 3))
     times = lambda low, high: dice.randint(low, high) * dice.choice((1.0, 1.0, 0.5))  # noqa: E731
@@ -337,6 +345,24 @@ def problem(seed: int, chunks: int = 1) -> Document:
             }
         ],
         "encoders": encoders,
+    }
+
+
+def _behind(document: Document, first_stage: int, dice: random.Random) -> Document:
+    """The same encoders beside two stages or one, behind so many others, with one micro-batch or two."""
+    (block,), encoders = document["chain"], document["encoders"]
+    stages = first_stage + dice.choice((1, 1, 2))
+    for encoder in encoders:
+        encoder["first_stage"] = first_stage
+        if encoder.get("num_stages", 1) == 2 and (stages == first_stage + 1 or len(encoders) == 2):
+            del encoder["num_stages"]
+            encoder["forward_ms"] = encoder["forward_ms"][0]
+    return document | {
+        "num_stages": stages,
+        "num_microbatches": dice.choice((2, 3)) if stages == 2 else 2,
+        "p2p_ms": dice.choice((0.0, 1.0)),
+        "memory_limit_bytes": float(dice.choice((100, 100, 14, 18))),
+        "chain": [block | {"count": stages + dice.choice((0, 0, 1))}],
     }
 
 

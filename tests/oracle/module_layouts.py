@@ -638,6 +638,13 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
     return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted))
 
 
+def has_beside_apart(content: Document) -> bool:
+    """Whether some strategy has one module in bubbles or prefetch and another on ranks of its own."""
+    return any(
+        one.in_bubbles and any(own.kind == "disaggregated" for own in one.modules) for one in list_meanings(content)
+    )
+
+
 def checked_jobs(
     number: int,
     seed: int,
@@ -646,16 +653,18 @@ def checked_jobs(
     same_images: bool = False,
     context: bool = False,
     shards: bool = False,
+    beside_apart: bool = False,
 ) -> dict[str, list[str]]:
-    """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
+    """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles; of two
+    towers beside_apart, some with one of them in bubbles or prefetch and the other on ranks of its own."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
         of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
         of += (f" in {num_chunks}" if num_chunks > 1 else "") + (" with CP" if context else "")
-        of += " in shards" if shards else ""
+        of += (" in shards" if shards else "") + (" beside apart" if beside_apart else "")
         rng = random.Random(f"module layouts {index}{of}")
         content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
-        while not is_small(content, num_chunks):
+        while not is_small(content, num_chunks) or (beside_apart and not has_beside_apart(content)):
             content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
@@ -669,11 +678,17 @@ def main() -> int:
     parser.add_argument("--same-images", action="store_true", help="both of two towers encode the same images")
     parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
     parser.add_argument("--context", action="store_true", help="encoders of several context parallel sizes")
+    parser.add_argument("--beside-apart", action="store_true", help="of two towers: bubbles beside ranks of their own")
     parser.add_argument("--shards", action="store_true", help="ZeRO 2 and 3")
     arguments = parser.parse_args()
     if arguments.same_images and arguments.towers < 2:
         parser.error("--same-images is of two towers")
-    kinds = arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards
+    if arguments.beside_apart and arguments.towers < 2:
+        parser.error("--beside-apart is of two towers")
+    kinds = (
+        *(arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards),
+        arguments.beside_apart,
+    )
     found = checked_jobs(arguments.jobs, arguments.seed, *kinds)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():

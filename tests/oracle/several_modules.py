@@ -151,7 +151,7 @@ def _apart_options(
     for tower in content["model"]["encoders"]:
         name = tower["name"]
         if name not in apart:
-            options.append([own for own in _shared(content, decoder, tower) if own.run not in ("bubbles", "prefetch")])
+            options.append(list(_shared(content, decoder, tower)))
             continue
         samples = decoder.mbs * decoder.dp
         options.append(
@@ -350,7 +350,6 @@ def form_several(
     if not apart:
         return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
     assert count
-    assert not encoders
     crossings = [_cross(m, decoder, network) for m in apart]
     if len(crossings) == 2:
         crossings[0] = max(0.0, crossings[0] - crossings[1])
@@ -368,14 +367,20 @@ def form_several(
         all_static += [fixed + once([(None, p) for p in module.prints])] * module.own.pp
     for block in stages:
         block["within"] = [at, at + decoder.pp]
-    return document | {
-        "num_stages": at + decoder.pp,
-        "chain": [*chain, *stages],
-        "p2p_ms": [*hops, *_spread(second.p2p_ms, decoder.pp - 1)],
-        "p2p_ms_per_byte": [*per_byte, *_spread(second.p2p_ms_per_byte, decoder.pp - 1)],
-        "stage_tail_ms": [*all_tails, *tails],
-        "stage_static_bytes": [*all_static, *static],
-    }
+    for encoder in encoders.get("encoders", ()):
+        encoder["first_stage"] = at
+    return (
+        document
+        | encoders
+        | {
+            "num_stages": at + decoder.pp,
+            "chain": [*chain, *stages],
+            "p2p_ms": [*hops, *_spread(second.p2p_ms, decoder.pp - 1)],
+            "p2p_ms_per_byte": [*per_byte, *_spread(second.p2p_ms_per_byte, decoder.pp - 1)],
+            "stage_tail_ms": [*all_tails, *tails],
+            "stage_static_bytes": [*all_static, *static],
+        }
+    )
 
 
 def _spread(value: Any, number: int) -> list[float]:

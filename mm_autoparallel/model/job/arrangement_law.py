@@ -99,14 +99,6 @@ def _break_modules(model: Model, arrangement: Arrangement) -> Iterator[str]:
             yield f"layout names the encoders {one.encoder.name} in another order than the model, {', '.join(names)}"
     if all(one.in_chain for one in each):
         yield "all encoders lie on the decoder's stages under its sizes, which is the chain; plan that"
-    away = next((one for one in each if one.in_bubbles), None)
-    apart = next((one for one in each if one.apart), None)
-    if away and apart:
-        run = "as prefetch" if away.encoder_run == "prefetch" else "in bubbles"
-        yield (
-            f"{apart.encoder.name} is on ranks of its own, whose stages begin the pipeline, and {away.encoder.name} "
-            f"runs {run}, whose passes need the decoder's there; have it inline, in phases or on ranks of its own"
-        )
 
 
 def module_reasons(

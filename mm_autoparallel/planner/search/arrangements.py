@@ -293,15 +293,12 @@ def _list_sizes_apart(
 def _list_options(
     job: Job, decoder: Strategy, apart: tuple[str, ...], num_apart: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Options]:
-    """Of a module for each encoder: on the decoder's devices, where others are apart in no bubbles; apart, for
-    each way to part the ranks, behind the decoder in the order of the chain, or in one in which none straddles nodes.
-    """
+    """Of a module for each encoder: on the decoder's devices; apart, for each way to part the ranks, behind the decoder
+    in the order of the chain, or in one in which none straddles nodes."""
     names = [encoder.name for encoder in job.model.encoders]
     if len(names) == 1:
         return
     shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
-    if apart:
-        shared = {name: tuple(one for one in each if not one.in_bubbles) for name, each in shared.items()}
     for numbers in _part_ranks(num_apart, len(apart)):
         options = dict(shared)
         for order in permutations(range(len(apart))):

@@ -46,7 +46,7 @@ def _way_ms(problem: EncodedProblem, encoder: Encoder, key: str) -> float:
     """Through `encoder` and all those before it; nothing where it does not run in the step, or has no such pass."""
     by_name = {each.name: each for each in problem.encoders}
     total_ms = 0.0
-    while encoder.run == "bubbles":
+    while encoder.run == "bubbles" and not encoder.first_stage:  # stages before need not wait for it
         if key == "forward_ms" or not encoder.is_frozen:
             hops_ms = encoder.feed_ms + (encoder.num_stages - 1) * encoder.stage_hop_ms
             total_ms += sum(getattr(encoder, key)) + hops_ms
@@ -164,7 +164,7 @@ def _ways_ms(problem: EncodedProblem) -> tuple[Floats, Floats]:
     feed, back = np.full(count, lead_ms(problem)), np.full(count, way_back_ms(problem))
     followed = {encoder.follows for encoder in problem.encoders}
     for encoder in problem.encoders:
-        if encoder.run != "bubbles" or encoder.name in followed:
+        if encoder.run != "bubbles" or encoder.name in followed or encoder.first_stage:
             continue
         num_passes, num_pipelines = encoder.num_passes(count), len(encoder.pipelines)
         for index in range(num_passes):
@@ -220,7 +220,7 @@ def _forwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: int
         behind_ms += encoder.feed_ms
         precede = find_actions(graph, stage, True)
         end = np.array([precede[passed].min() for passed in passes])
-        fed = find_tasks(graph, 0, True)[[passed[0] for passed in passes]]
+        fed = find_tasks(graph, encoder.first_stage, True)[[passed[0] for passed in passes]]
     return Strand(stage, encoder.forward_ms[part], before_ms, behind_ms, nowhere - 1, fed, nowhere, end)
 
 
@@ -229,7 +229,7 @@ def _backwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: in
     behind_ms = sum(encoder.backward_ms[:part]) + part * encoder.stage_hop_ms
     precede = find_actions(graph, stage, False)
     first = np.array([precede[passed].max() + 1 for passed in passes])
-    waited = find_tasks(graph, 0, False)[[passed[-1] for passed in passes]]
+    waited = find_tasks(graph, encoder.first_stage, False)[[passed[-1] for passed in passes]]
     end = np.full_like(first, 2 * graph.num_microbatches)
     before_ms += encoder.feed_ms
     return Strand(stage, encoder.backward_ms[part], before_ms, behind_ms, waited, np.full_like(first, -1), first, end)
