@@ -15,7 +15,8 @@ EncoderRun = Literal["bubbles", "prefetch", "cached"]
 
 @dataclass(frozen=True)
 class Encoder:
-    """One encoder, cut into J stages; times and bytes are of one of its passes through one stage.
+    """One encoder, cut into J stages; times and bytes are of one of its passes through one stage. Where all are on one
+    device, they are pieces of a pass: between two of them that device may run something else.
 
     forward_ms, backward_ms, static_bytes, activation_bytes: [J]; no backward at all: it is frozen.
     pipelines: [n][J] the devices of each, which take passes in turn; those from the decoder's `num_stages` on are its
@@ -52,6 +53,11 @@ class Encoder:
     @property
     def num_stages(self) -> int:
         return len(self.forward_ms)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether its stages are pieces of passes of one device each."""
+        return self.num_stages > 1 and all(len(set(pipeline)) == 1 for pipeline in self.pipelines)
 
     @property
     def is_frozen(self) -> bool:

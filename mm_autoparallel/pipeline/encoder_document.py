@@ -18,7 +18,7 @@ def encoder_document(encoder: Encoder, num_stages: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": encoder.name,
         "run": encoder.run,
-        "num_stages": encoder.num_stages,
+        **({"pieces": encoder.num_stages} if encoder.in_pieces else {"num_stages": encoder.num_stages}),
         "devices": "own" if own else "decoder",
     }
     for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes"):

@@ -34,6 +34,14 @@ def listed(value: Any, count: int) -> list[float]:
     return list(value) if isinstance(value, list) else [value] * count
 
 
+def parted(encoder: Document, key: str) -> list[float]:
+    """Of each stage, or of each piece: one number is what all pieces come to."""
+    value, pieces = encoder.get(key, 0.0), encoder.get("pieces", 1)
+    if pieces > 1:
+        return list(value) if isinstance(value, list) else [value / pieces] * pieces
+    return listed(value, encoder.get("num_stages", 1))
+
+
 def one_f_one_b(stages: int, count: int, stage: int) -> list[tuple[str, int]]:
     ahead = min(count, stages - stage - 1)
     word = [("F", m) for m in range(ahead)]
@@ -88,7 +96,7 @@ def work_of(document: Document, layers: Sequence[int]) -> Work:
         if encoder.get("run") == "cached":
             on_decoder += encoder.get("devices") != "own"
             continue
-        length = encoder.get("num_stages", 1)
+        length, pieces = encoder.get("num_stages", 1), encoder.get("pieces", 1)
         if encoder.get("devices") == "own":
             number = encoder.get("num_pipelines", 1)
             pipelines = [[own + g * length + j for j in range(length)] for g in range(number)][::-1]
@@ -101,7 +109,7 @@ def work_of(document: Document, layers: Sequence[int]) -> Work:
             number = (stages - begun) // length
             pipelines = [[begun + g * length + j for j in range(length)] for g in range(number)][::-1]
             first = on_decoder % len(pipelines)
-            pipelines = pipelines[first:] + pipelines[:first]
+            pipelines = [pipeline * pieces for pipeline in pipelines[first:] + pipelines[:first]]
             on_decoder += 1
         _add_encoder(work, document, encoder, pipelines)
     _feed(work, document)
@@ -114,10 +122,10 @@ def members(encoder: Document, index: int, count: int) -> list[int]:
 
 
 def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: list[list[int]]) -> None:
-    length, count = encoder.get("num_stages", 1), document["num_microbatches"]
-    forward, backward = listed(encoder["forward_ms"], length), listed(encoder.get("backward_ms", 0.0), length)
+    length, count = encoder.get("num_stages", 1) * encoder.get("pieces", 1), document["num_microbatches"]
+    forward, backward = parted(encoder, "forward_ms"), parted(encoder, "backward_ms")
     for pipeline in pipelines:
-        for device, held in zip(pipeline, listed(encoder.get("static_bytes", 0.0), length), strict=True):
+        for device, held in zip(pipeline, parted(encoder, "static_bytes"), strict=True):
             work.fixed[device] += held
     passes = -(-count // encoder.get("microbatches_per_pass", 1))
     if any(each.get("follows") == encoder["name"] for each in document["encoders"]):
@@ -137,7 +145,7 @@ def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: l
                     continue
                 op = (encoder["name"], kind, j, i)
                 work.device[op], work.length[op], work.waits[op] = device, each[j], []
-                work.kept[op] = listed(encoder.get("activation_bytes", 0.0), length)[j]
+                work.kept[op] = parted(encoder, "activation_bytes")[j]
                 hop = encoder.get("stage_hop_ms", 0.0)
                 if kind == "F" and j > 0:
                     work.waits[op].append(((encoder["name"], "F", j - 1, i), hop))
@@ -149,7 +157,7 @@ def _feed(work: Work, document: Document) -> None:
     count = document["num_microbatches"]
     running = [each for each in document["encoders"] if each.get("run", "bubbles") == "bubbles"]
     for encoder in running:
-        name, last = encoder["name"], encoder.get("num_stages", 1) - 1
+        name, last = encoder["name"], encoder.get("num_stages", 1) * encoder.get("pieces", 1) - 1
         lag, first = encoder.get("feed_ms", 0.0), encoder.get("first_stage", 0)
         size = encoder.get("microbatches_per_pass", 1)
         passes = -(-count // size)
@@ -346,6 +354,21 @@ def problem(seed: int, chunks: int = 1, first_stage: int = 0) -> Document:
         ],
         "encoders": encoders,
     }
+
+
+def in_pieces(seed: int) -> Document:
+    """A problem whose encoders' passes are cut into two pieces, of unequal times where they are told apart."""
+    dice = random.Random(f"pieces {seed}")
+    document = problem(seed)
+    for encoder in document["encoders"]:
+        for key in ("num_stages", "devices", "stage_hop_ms"):
+            encoder.pop(key, None)
+        forward, backward = encoder["forward_ms"], encoder["backward_ms"]
+        encoder["forward_ms"] = forward if isinstance(forward, list) else dice.choice((forward, [forward / 4, forward]))
+        encoder["backward_ms"] = dice.choice((backward, [backward, backward / 4]))
+        encoder["pieces"] = 2
+    few = len(document["encoders"]) == 2
+    return document | {"num_microbatches": min(2 if few else 3, document["num_microbatches"])}
 
 
 def _behind(document: Document, first_stage: int, dice: random.Random) -> Document:

@@ -125,10 +125,13 @@ def _with_kept(problem: EncodedProblem, part_of: tuple[int, int], number: int) -
         for turn, pipeline in enumerate(encoder.pipelines[:num_passes]):
             last = turn + (num_passes - 1 - turn) // num_pipelines * num_pipelines
             num_begun = encoder.microbatches_of(last, count).stop
+            whole = np.zeros(num_stages)  # all pieces of a pass, at one moment; several of one piece at another
             for part, (device, kept_bytes) in enumerate(zip(pipeline, encoder.activation_bytes, strict=True)):
-                kept = number if (owner, part) == part_of else 1
-                if device < num_stages and (kept > 1 or num_begun >= min(num_stages - device, count)):
-                    held[device] = max(held[device], kept * kept_bytes)
+                if device < num_stages and (owner, part) == part_of and number > 1:
+                    held[device] = max(held[device], number * kept_bytes)
+                if device < num_stages and num_begun >= min(num_stages - device, count):
+                    whole[device] += kept_bytes
+            held = np.maximum(held, whole)
     static = np.array(decoder.stage_static_bytes) + held
     return replace(decoder, stage_static_bytes=tuple(static.tolist()))
 
@@ -167,14 +170,15 @@ def _ways_ms(problem: EncodedProblem) -> tuple[Floats, Floats]:
         if encoder.run != "bubbles" or encoder.name in followed or encoder.first_stage:
             continue
         num_passes, num_pipelines = encoder.num_passes(count), len(encoder.pipelines)
+        in_turn = sum if encoder.in_pieces else max  # of a pass before, on the same device or on the slowest
         for index in range(num_passes):
             before, behind = index // num_pipelines, (num_passes - 1 - index) // num_pipelines
             mine = encoder.microbatches_of(index, count)
             own = sum(encoder.forward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
-            feed[mine] = np.maximum(feed[mine], own + before * max(encoder.forward_ms))
+            feed[mine] = np.maximum(feed[mine], own + before * in_turn(encoder.forward_ms))
             if not encoder.is_frozen:
                 own = sum(encoder.backward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
-                back[mine[-1]] = max(back[mine[-1]], own + behind * max(encoder.backward_ms))
+                back[mine[-1]] = max(back[mine[-1]], own + behind * in_turn(encoder.backward_ms))
     return feed, back
 
 
