@@ -255,7 +255,8 @@ def _list_modules(candidates: Sequence[Candidate]) -> list[dict[str, int | str]]
             own = Own.of(strategy, name)
             told[format_key(f"{name}.{LAYOUT}")] = own.layout
             sizes = SIZES if own.layout != "chain" else ()
-            told |= {format_key(f"{name}.{size}"): getattr(own, size) for size in sizes}
+            shown = (size for size in sizes if size != "pieces" or own.pieces > 1)
+            told |= {format_key(f"{name}.{size}"): getattr(own, size) for size in shown}
         return told
 
     return [describe(one.strategy) for one in candidates]

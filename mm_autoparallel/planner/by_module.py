@@ -15,7 +15,7 @@ from mm_autoparallel.model.costs.stage import build_part
 from mm_autoparallel.model.job.arrangement import ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
-from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, parse_order
 from mm_autoparallel.pipeline.simulate.encoders.orders import encoders_peak_bytes
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import sum_loads
@@ -123,5 +123,5 @@ def _list_away(
 
 def _sum_passes(away: Away, words: Sequence[str]) -> float:
     assert away.encoder is not None
-    forwards = sum("F" in word for word in words)
-    return forwards * away.encoder.forward_ms[0] + (len(words) - forwards) * away.encoder.backward_ms[0]
+    of_kind = {FORWARD: away.encoder.forward_ms, BACKWARD: away.encoder.backward_ms}
+    return float(sum(of_kind[kind][piece] for kind, piece, _ in parse_order(" ".join(words)).tolist()))

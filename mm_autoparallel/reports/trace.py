@@ -81,12 +81,12 @@ def _passes(timeline: Timeline) -> list[dict[str, Any]]:
     passes = timeline.passes
     if passes is None:
         return []
-    rows = zip(passes.stage.tolist(), passes.owner.tolist(), passes.kind.tolist(), passes.index.tolist(), strict=True)
+    columns = passes.stage, passes.owner, passes.kind, passes.part, passes.index
     events = []
-    for at, (stage, owner, kind, index) in enumerate(rows):
+    for at, (stage, owner, kind, part, index) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         start_ms, end_ms = float(passes.start_ms[at]), float(passes.end_ms[at])
         place = {"pid": stage, "tid": _TASKS, "ts": start_ms * _US_PER_MS, "dur": (end_ms - start_ms) * _US_PER_MS}
-        name, of = format_action(kind, 0, index), passes.names[owner]
+        name, of = format_action(kind, part, index), passes.names[owner]
         args = {"pass": index, "encoder": of}
         events.append({"ph": "X", "name": f"{name}@{of}", "cat": f"encoder {_KINDS[kind]}", **place, "args": args})
     return events

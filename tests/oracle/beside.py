@@ -65,7 +65,7 @@ def _work_of(document: Document, held: list[list[int]], chosen: list[Document]) 
                 work.waits[op].append((("", "B", k + 1, m), back[k]))
             before = op
     for turn, encoder in enumerate(document["encoders"]):
-        back = [[s] for s in reversed(range(encoder.get("first_stage", 0), stages))]
+        back = [[s] * encoder.get("pieces", 1) for s in reversed(range(encoder.get("first_stage", 0), stages))]
         first = turn % len(back)
         _add_encoder(work, document, encoder, back[first:] + back[:first])
     _feed(work, document)

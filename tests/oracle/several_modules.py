@@ -39,6 +39,7 @@ class Own(NamedTuple):
     mbs: int
     begin: int = 0
     cp: int = 1
+    pieces: int = 1
 
     @property
     def chained(self) -> bool:
@@ -221,9 +222,12 @@ def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Ow
             for mbs in divisors(batch // dp) if batch % dp == 0 else ():
                 yield Own(name, "colocated", run, 1, tp, dp, mbs, 0, cp)
         for run in ("bubbles",) if trains(tower) else ("bubbles", "prefetch"):
-            for taken in divisors(count) if decoder.pp > 1 and decoder.tp % (tp * cp) == 0 else ():
+            pieces = [n for n in content["search"].get("encoder_pieces", [1]) if n <= tower["layers"]["num_layers"]]
+            fitting = divisors(count) if decoder.pp > 1 and decoder.tp % (tp * cp) == 0 else []
+            for taken, cut in itertools.product(fitting, pieces):
+                mbs = taken * decoder.mbs * tp * cp // decoder.tp
                 if taken * decoder.mbs * tp * cp % decoder.tp == 0 and taken * decoder.pp <= count:
-                    yield Own(name, "colocated", run, 1, tp, dp, taken * decoder.mbs * tp * cp // decoder.tp, 0, cp)
+                    yield Own(name, "colocated", run, 1, tp, dp, mbs, 0, cp, cut)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -414,6 +418,18 @@ def _gather_inline(module: _Priced, decoder: Decoder, network: Any) -> None:
         [block for block in module.blocks if block["backward_ms"]][-1]["backward_ms"] += back
 
 
+def in_pieces(blocks: list[Document], key: str, pieces: int) -> Any:
+    """What blocks of a module come to, in pieces of as many layers each as goes: what stands before a first layer is of
+    the first piece, and everything else that is no layer of that of the layer before it."""
+    units = [block for block in blocks for _ in range(block["count"])]
+    num_layers = sum(bool(block.get("layer", True)) for block in units)
+    sums, seen = [0.0] * pieces, 0
+    for block in units:
+        seen += bool(block.get("layer", True))
+        sums[max(0, seen - 1) * pieces // num_layers] += block.get(key, 0.0)
+    return sums if pieces > 1 else sums[0]
+
+
 def _add_away(
     away: list[_Priced],
     inside: list[_Priced],
@@ -450,10 +466,11 @@ def _add_away(
                 {
                     "name": own.name,
                     "run": own.run,
-                    "forward_ms": total("forward_ms"),
-                    "backward_ms": total("backward_ms"),
+                    "forward_ms": in_pieces(blocks, "forward_ms", own.pieces),
+                    "backward_ms": in_pieces(blocks, "backward_ms", own.pieces),
                     "feed_ms": moved + network.gather_ms(decoder.tp, 1, number * module.size),
-                    "activation_bytes": total("activation_bytes"),
+                    "activation_bytes": in_pieces(blocks, "activation_bytes", own.pieces),
+                    "pieces": own.pieces,
                     "microbatches_per_pass": number,
                 }
             )

@@ -37,6 +37,12 @@ def test_passes_beside_another_encoder_s_own_ranks_equal_brute_force(batch: int)
     assert not {name: told for name, told in wrong.items() if told}
 
 
+@pytest.mark.parametrize("seed", [4, 5, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 25))])
+def test_passes_in_pieces_equal_brute_force(seed: int) -> None:
+    wrong = checked_jobs(1, seed, pieces=True) | checked_jobs(1, seed, num_towers=2, pieces=True)
+    assert not {name: told for name, told in wrong.items() if told}
+
+
 @pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, 50))])
 def test_two_encoders_of_the_same_images_equal_brute_force(batch: int) -> None:
     wrong = checked_jobs(2, 1 + batch * 2, num_towers=2, same_images=True)

@@ -263,7 +263,11 @@ def _deal(num_stages: int, begun: int, away: Sequence[Away]) -> tuple[Encoder, .
     """Encoders that take turns on the decoder's stages, which come behind `begun` others, each one's first pass a stage
     before that of the one before."""
     return tuple(
-        replace(one, pipelines=deal_pipelines(num_stages, 1, turn, begun), first_stage=begun)
+        replace(
+            one,
+            pipelines=tuple(each * one.num_stages for each in deal_pipelines(num_stages, 1, turn, begun)),
+            first_stage=begun,
+        )
         for turn, one in enumerate(one.encoder for one in away if one.encoder)
     )
 

@@ -132,6 +132,10 @@ def module_reasons(
     if workload.stack == "mindspeed-mm":
         yield from _break_mindspeed_mm(arrangement, decoder, trains)
     num_layers = sum(part.layers.num_layers for part in model.encoders if part.name in encoder.parts)
+    if encoder.pieces < 1 or (encoder.pieces > 1 and not arrangement.in_bubbles):
+        yield f"{encoder.name} is in {encoder.pieces} pieces; passes in bubbles or as prefetch alone are cut, from 1 on"
+    if encoder.pieces > num_layers:
+        yield f"{encoder.pieces} pieces of a pass need a layer each, and {encoder.name} has {num_layers}"
     if encoder.pp > num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {encoder.name} has {num_layers}"
     if arrangement.encoder_run == "prefetch" and trains:

@@ -49,7 +49,8 @@ class CriticalPath:
 class Passes:
     """What encoders run beside a pipeline, on its stages: arrays [n] over their passes, by stage and start.
 
-    names: of encoders, which `owner` numbers. kind, index: forward or backward, and which pass. kept_bytes: what each
+    names: of encoders, which `owner` numbers. kind, part, index: forward or backward, which stage of the encoder or
+    piece of a pass, and which pass. kept_bytes: what each
     holds from its forward's start to its backward's end, of a frozen encoder to its own. on_path: whether it lies on
     the longest path; path: the pipeline's own tasks that do.
     """
@@ -58,6 +59,7 @@ class Passes:
     stage: Ints
     owner: Ints
     kind: Ints
+    part: Ints
     index: Ints
     start_ms: Floats
     end_ms: Floats

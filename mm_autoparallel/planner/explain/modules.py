@@ -28,7 +28,7 @@ Wish = Mapping[str, int | str]
 """Fields of a Strategy and their values; `layout`, and those of an encoder's module, such as `vision.tp`."""
 
 LAYOUT = "layout"
-SIZES = ("pp", "tp", "cp", "dp", "mbs")
+SIZES = ("pp", "tp", "cp", "dp", "mbs", "pieces")
 """What a module has of its own, beside its layout."""
 LAYOUTS = (*MODULE_KINDS, *ENCODER_RUNS)
 """What a module's layout may be called: its kind, or how it runs where it is colocated."""
@@ -44,6 +44,7 @@ class Own:
     cp: int
     dp: int
     mbs: int
+    pieces: int
     layouts: tuple[str, ...]
 
     @classmethod
@@ -56,7 +57,7 @@ class Own:
     def beside(cls, decoder: Strategy, one: Arrangement | None) -> Own:
         """That of an encoder of the module `one`; None: of the chain."""
         own = decoder if one is None else one.encoder
-        sizes = own.pp, own.tp, own.cp, own.dp, own.mbs
+        sizes = own.pp, own.tp, own.cp, own.dp, own.mbs, one.encoder.pieces if one else 1
         if one is None:
             return cls("chain", *sizes, ("chain",))
         if one.apart:

@@ -60,6 +60,11 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
         "search.encoder_cp",
         lambda one: max(each.encoder.cp for each in one.arrangement.each) if one.arrangement else 1,
     ),
+    (
+        "pieces of encoders' passes beside the pipeline",
+        "search.encoder_pieces",
+        lambda one: max(each.encoder.pieces for each in one.arrangement.each) if one.arrangement else 1,
+    ),
     ("layers of one stage shared in several ways", "search.layer_strategies", lambda one: bool(one.layouts)),
 )
 
@@ -69,6 +74,7 @@ _OF_ENCODER = (
     ("context parallel size", "cp"),
     ("replicas", "dp"),
     ("samples at once", "mbs"),
+    ("pieces of a pass", "pieces"),
 )
 
 
@@ -99,7 +105,7 @@ def _list_of_encoders(job: Job, look: Callable[[], None]) -> Iterator[Variable]:
         if every:
             yield _of_strategy(f"how {name} runs", "search.layouts", {own.layout for own in every} | chain)
         for words, key in _OF_ENCODER if every else ():
-            where = f"layout.modules.{name}.{key.upper()}"
+            where = f"layout.modules.{name}.{key if key == 'pieces' else key.upper()}"
             yield _of_strategy(f"{words} of {name} in such a layout", where, {getattr(own, key) for own in every})
 
 

@@ -173,8 +173,9 @@ def match_strategies(
         kinds |= {"colocated" if wish["layout"] in ENCODER_RUNS else str(wish["layout"])}
     if kinds:
         named["layouts"] = tuple(kind for kind in MODULE_KINDS if kind in kinds)
-        shared = {int(of["cp"]) for of in modules.parts_of(wish).values() if "cp" in of}
-        named |= {"encoder_cp": tuple(sorted({1} | shared))} if shared else {}
+        for size, limit in (("cp", "encoder_cp"), ("pieces", "encoder_pieces")):
+            sizes = {int(of[size]) for of in modules.parts_of(wish).values() if size in of}
+            named |= {limit: tuple(sorted({1} | sizes))} if sizes else {}
     for limits in (
         job.search,
         job.search.model_copy(update=named),

@@ -221,6 +221,7 @@ def _list_colocated(
     """The ways of one module on the decoder's devices, its chain's own included."""
     number, batch, parts = decoder.world_size, job.workload.global_batch_size, tuple(name.split(JOINED))
     trains = encoders_train(job.model, parts)
+    num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
     if decoder.pp > 1 and decoder.cp == 1:
         yield _on_shared("inline", ModuleLayout(name, decoder.pp, decoder.tp, decoder.dp, decoder.mbs))
     for tp, cp in product(divisors(min(number, job.cluster.max_tensor_parallel)), job.search.encoder_cp):
@@ -238,12 +239,12 @@ def _list_colocated(
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
         fits = decoder.pp > 1 and width % (tp * cp) == 0
         for run in beside if fits and stack_reason(job.workload, "colocated", "bubbles") is None else ():
-            for num_taken in divisors(count):
+            for num_taken, pieces in product(divisors(count), job.search.encoder_pieces):
                 if num_taken * decoder.pp > count:
                     break
                 mbs, rest = divmod(num_taken * decoder.mbs * tp * cp, width)
-                if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
-                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp))
+                if not rest and 0 < mbs <= MOST_PHASE_SAMPLES and pieces <= num_layers:
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp, pieces=pieces))
 
 
 def _on_shared(run: EncoderRun, layout: ModuleLayout) -> Arrangement:

@@ -105,11 +105,12 @@ def _passes(away: Away, figures: dict[str, float]) -> object:
     encoder = away.encoder
     if encoder is None:
         return "phases"
-    figures["forward"], figures["backward"] = encoder.forward_ms[0], encoder.backward_ms[0]
-    figures["feed"], figures["activations"] = encoder.feed_ms, encoder.activation_bytes[0]
+    figures["feed"] = encoder.feed_ms
+    for name in ("forward_ms", "backward_ms", "activation_bytes"):
+        figures |= {f"{name} {piece}": value for piece, value in enumerate(getattr(encoder, name))}
     # a frozen encoder's passes of the next step may lie where those of this one do, and anywhere else
     figures["waits"] = float(encoder.run == "bubbles")
-    return encoder.microbatches_per_pass, encoder.is_frozen
+    return encoder.microbatches_per_pass, encoder.num_stages, encoder.is_frozen
 
 
 def _elsewhere(options: Sequence[Arrangement]) -> list[Arrangement]:

@@ -23,7 +23,8 @@ class Numbers(Noun):
 
 class TaskKind(Noun):
     """What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms.
-    encoder: whose passes beside the pipeline they are, which count as micro-batches; empty of its own tasks."""
+    encoder: whose passes beside the pipeline they are, which count as micro-batches, and their pieces as chunks; empty
+    of its own tasks."""
 
     backward: bool
     chunk: int

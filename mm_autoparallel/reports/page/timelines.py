@@ -148,7 +148,7 @@ def _merge_passes(timeline: step.Timeline, own: _Tasks) -> _Tasks:
         end_ms=end_ms,
         wait_ms=wait_ms,
         transfer_ms=np.where(first, 0.0, np.minimum(transfer_ms, wait_ms)),
-        kind=np.concatenate([own.kind, len(_kinds(timeline)) + 2 * passes.owner + passes.kind])[order],
+        kind=np.concatenate([own.kind, len(_kinds(timeline)) + _number_kinds(passes)[1]])[order],
         micro_batch=np.concatenate([own.micro_batch, passes.index])[order],
         on_path=np.concatenate([own.on_path, passes.on_path.astype(np.int64)])[order],
         held_bytes=held_bytes + np.concatenate([np.zeros(len(own.stage)), passing_bytes])[order],
@@ -156,15 +156,28 @@ def _merge_passes(timeline: step.Timeline, own: _Tasks) -> _Tasks:
     )
 
 
+def _number_kinds(passes: step.Passes) -> tuple[Ints, Ints]:
+    """[kinds, 3] owner, part and kind of passes that are alike, and which of these each pass is."""
+    rows = np.stack([passes.owner, passes.part, passes.kind], axis=1)
+    found, of_pass = np.unique(rows, axis=0, return_inverse=True)
+    return found, np.ravel(of_pass)
+
+
 def _kinds_of_passes(timeline: step.Timeline) -> Iterator[TaskKind]:
-    """Of each encoder its forwards and backwards, if it has any."""
+    """Of each encoder and piece its forwards and backwards, if there are any."""
     passes = timeline.passes
-    for owner, name in enumerate(passes.names if passes else ()):
-        for kind in (FORWARD, BACKWARD):
-            assert passes is not None
-            (mine,) = np.nonzero((passes.owner == owner) & (passes.kind == kind))
-            length_ms = float(passes.end_ms[mine[0]] - passes.start_ms[mine[0]]) if len(mine) else 0.0
-            yield TaskKind(backward=kind == BACKWARD, chunk=0, length_ms=length_ms, recompute_ms=0.0, encoder=name)
+    if passes is None:
+        return
+    found, of_pass = _number_kinds(passes)
+    for number, (owner, part, kind) in enumerate(found.tolist()):
+        one = int(np.flatnonzero(of_pass == number)[0])
+        yield TaskKind(
+            backward=kind == BACKWARD,
+            chunk=part,
+            length_ms=float(passes.end_ms[one] - passes.start_ms[one]),
+            recompute_ms=0.0,
+            encoder=passes.names[owner],
+        )
 
 
 def _kinds(timeline: step.Timeline) -> tuple[TaskKind, ...]:

@@ -35,6 +35,7 @@ const WORDS = {
   backward: ["backward", "反向"],
   recompute: ["recompute", "重计算"],
   encoders: ["encoders beside the pipeline", "流水线旁的编码器"],
+  piece: ["piece", "片段"],
   passOfEncoder: ["pass", "编码器批次"],
   tail: ["after the last backward", "最后一次反向之后"],
   path: ["longest path", "关键路径"],

@@ -68,6 +68,7 @@ def _list_passes(tasks: Tasks, starts_ms: Floats, ends_ms: Floats, on_path: Ints
         stage=tasks.lane[mine].astype(np.int64),
         owner=tasks.owner[mine].astype(np.int64),
         kind=tasks.kind[mine].astype(np.int64),
+        part=tasks.part[mine].astype(np.int64),
         index=tasks.index[mine].astype(np.int64),
         start_ms=starts_ms[mine],
         end_ms=ends_ms[mine],

@@ -218,7 +218,7 @@ function describe(tasks: Tasks, stage: number, tick: number, words: (word: strin
   }
   const of = timeline.kinds[kind[task]];
   const which = of.encoder
-    ? `${of.encoder}, ${words("passOfEncoder")} ${microBatch[task]}`
+    ? `${of.encoder}, ${words("passOfEncoder")} ${microBatch[task]}, ${words("piece")} ${of.chunk}`
     : `${words("microBatch")} ${microBatch[task]}, ${words("chunk")} ${of.chunk}`;
   if (start[task] > tick) {
     const causes = idleBefore(tasks, stage, task).map(([cause, ticks]) => `${words(cause)} ${time(ticks)}`);
