@@ -42,6 +42,15 @@ def way_back_ms(problem: EncodedProblem) -> float:
     return max((_way_ms(problem, encoder, "backward_ms") for encoder in problem.encoders), default=0.0)
 
 
+def _after_ms(problem: EncodedProblem, tails_ms: Floats) -> float:
+    """After the decoder's last backward: the way back, and what its last device does then. tails_ms: of the decoder's
+    devices at least."""
+    back = way_back_ms(problem)
+    devices = {device for encoder in problem.encoders for pipeline in encoder.pipelines for device in pipeline}
+    tails = (tails_ms[device] if device < problem.decoder.num_stages else 0.0 for device in devices)
+    return back + float(min(tails, default=0.0)) if back else 0.0
+
+
 def _way_ms(problem: EncodedProblem, encoder: Encoder, key: str) -> float:
     """Through `encoder` and all those before it; nothing where it does not run in the step, or has no such pass."""
     by_name = {each.name: each for each in problem.encoders}
@@ -88,7 +97,7 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
     own_tails = np.array(decoder.stage_tail_ms)
     tails = [(block.count, (block.tail_ms, *(each.tail_ms for each in list_layouts(block)))) for block in decoder.chain]
     most_tail = float(own_tails.max()) + sum(count * max(each) for count, each in tails)
-    after = way_back_ms(problem)
+    after = _after_ms(problem, own_tails)
     loads = encoder_loads_ms(problem).sum(axis=1)
     pass_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in relaxed(decoder).chain)
     work = decoder.num_microbatches * pass_ms * min(decoder.time_factors)
@@ -242,7 +251,7 @@ def _backwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: in
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:
     """The same where the decoder is placed. decoder_ms: its step alone, in its order, or a bound on all its orders."""
     problem = tasks.problem
-    after = way_back_ms(problem)
+    after = _after_ms(problem, tasks.tails_ms)
     loads = np.bincount(tasks.lane, weights=tasks.length_ms, minlength=tasks.num_lanes) + tasks.tails_ms
     return max(
         lead_ms(problem) + decoder_ms,
