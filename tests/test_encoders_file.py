@@ -71,6 +71,25 @@ def test_a_job_with_encoders_is_a_document_too(write: Callable[..., Path], tmp_p
     assert read_any_problem(path) == read
 
 
+@pytest.mark.parametrize("more", [{"pieces": 3}, {"first_stage": 2}, {"pieces": 2, "first_stage": 1}])
+def test_pieces_and_the_stage_that_is_met_read_back(write: Callable[..., Path], tmp_path: Path, more: Document) -> None:
+    read = read_any_problem(write(more))
+    assert isinstance(read, EncodedProblem)
+    (encoder,) = read.encoders
+    pieces, first = more.get("pieces", 1), more.get("first_stage", 0)
+    assert encoder.pipelines == tuple((device,) * pieces for device in range(3, first - 1, -1))
+    assert sum(encoder.forward_ms) == pytest.approx(12.0)
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(problem_document(replace(read.decoder, encoders=read.encoders))))
+    assert read_any_problem(path) == read
+
+
+def test_encoders_meet_one_stage(write: Callable[..., Path]) -> None:
+    path = write({}, {"name": "audio", "first_stage": 1})
+    with pytest.raises(JobError, match=r"meet the decoder at the stages 0 and 1; encoders .* need one first_stage"):
+        read_any_problem(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -86,6 +105,11 @@ def test_a_job_with_encoders_is_a_document_too(write: Callable[..., Path], tmp_p
         ({"run": "prefetch"}, "freeze it"),
         ({"follows": "audio"}, "follows 'audio'; other encoders are none"),
         ({"most_ahead": 0}, "most_ahead"),
+        ({"first_stage": 4}, r"first_stage is 4; stages of the decoder are 0 to 3"),
+        ({"first_stage": 1, "num_stages": 2}, "does not divide the 3 stages of the decoder from first_stage 1 on"),
+        ({"pieces": 2, "num_stages": 2}, "passes of one stage on the decoder's devices are cut into pieces"),
+        ({"pieces": 2, "devices": "own"}, "passes of one stage on the decoder's devices are cut into pieces"),
+        ({"pieces": 2, "forward_ms": [1.0, 2.0, 3.0]}, "forward_ms has 3 entries; pieces is 2"),
     ],
 )
 def test_mistakes_in_an_encoder(changes: Document, words: str, write: Callable[..., Path]) -> None:

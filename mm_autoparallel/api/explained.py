@@ -28,7 +28,7 @@ from mm_autoparallel.planner.search.planner import TIE_FRACTION
 from mm_autoparallel.planner.search.space import describe_strategy as name_strategy
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
-from mm_autoparallel.reports.tables import stage_time_table
+from mm_autoparallel.reports.tables import module_table, stage_time_table
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent, format_signed
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def list_parts(explanation: Explanation) -> Iterator[RenderableType]:
     expected = f"; {describe_expected(first)}" if first.interval else ""
     yield f"step {first.step_ms:.2f} ms{expected}"
     yield stage_time_table(first.timeline)
+    if first.modules:
+        yield module_table(first.modules)
     yield describe_path(first.timeline)
     yield _memory_table(explanation)
     yield from _describe_headroom(first, explanation.headroom)

@@ -15,10 +15,11 @@ from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.explain.headroom import Headroom, find_headroom
+from mm_autoparallel.planner.explain.modules import Wish
 from mm_autoparallel.planner.explain.overlaps import OverlapsTaken, find_overlaps
 from mm_autoparallel.planner.explain.sensitivity import Sensitivity, find_sensitivity
 from mm_autoparallel.planner.explain.teaching import Teaching, find_teaching
-from mm_autoparallel.planner.explain.why_not import WhyNot, Wish, explain_why_not, parse_wish
+from mm_autoparallel.planner.explain.why_not import WhyNot, explain_why_not, parse_wish
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.planner.search.candidate import Progress
 from mm_autoparallel.planner.search.planner import search

@@ -23,12 +23,13 @@ from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_chance, describe_strategy, estimate_document
 from mm_autoparallel.reports.page import report as pages
 from mm_autoparallel.reports.page.html import render_page
-from mm_autoparallel.reports.page.pictures import map_layout, spread_steps
+from mm_autoparallel.reports.page.pictures import map_layout, share_modules, spread_steps
 from mm_autoparallel.reports.page.provenance import describe_bounds, describe_figures, describe_group
 from mm_autoparallel.reports.page.timelines import Block, pack_devices, pack_timeline
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
     from mm_autoparallel.planner.evaluate import Estimate
 
 T = TypeVar("T")
@@ -155,6 +156,7 @@ def _plan_page(
         ),
         devices=pack_devices(cluster, estimate.plan.strategy, block),
         layout=map_layout(estimate, simulation.job.model),
+        modules=share_modules(estimate),
         spread=spread_steps(estimate.over_batches),
         sources=tuple(
             pages.BlockSource(block=one, time=source["time"], memory=source["memory"])
@@ -217,12 +219,13 @@ def strategies_page(candidates: Sequence[Candidate], limits_bytes: Sequence[floa
     from mm_autoparallel.planner.search.candidate import candidate_rows
 
     rows = candidate_rows(candidates)
-    keys = dict.fromkeys(key for row in rows for key in row["parallel_config"])
+    every = [row["parallel_config"] | own for row, own in zip(rows, _list_modules(candidates), strict=True)]
+    keys = dict.fromkeys(key for sizes in every for key in sizes)
     statuses, status = _number([row["status"] for row in rows])
     causes, cause = _number([row["bounded_by"] or "" for row in rows])
     reasons, reason = _number([row["reason"] for row in rows])
     return pages.Strategies(
-        sizes={key: tuple(row["parallel_config"].get(key, "") for row in rows) for key in keys},
+        sizes={key: tuple(sizes.get(key, "") for sizes in every) for key in keys},
         schedule=tuple(row["schedule"] for row in rows),
         statuses=statuses,
         causes=causes,
@@ -237,6 +240,26 @@ def strategies_page(candidates: Sequence[Candidate], limits_bytes: Sequence[floa
         overflow_bytes=tuple(row["overflow_bytes"] for row in rows),
         limit_bytes=tuple(sorted({math.floor(limit_bytes) for limit_bytes in limits_bytes})),
     )
+
+
+def _list_modules(candidates: Sequence[Candidate]) -> list[dict[str, int | str]]:
+    """Of each strategy how every encoder runs, and its sizes where they are its own; nothing where all are chains."""
+    from mm_autoparallel.planner.explain.modules import LAYOUT, SIZES, Own, format_key
+
+    arranged = [one.strategy.arrangement for one in candidates if one.strategy.arrangement]
+    names = dict.fromkeys(name for arrangement in arranged for one in arrangement.each for name in one.encoder.parts)
+
+    def describe(strategy: Strategy) -> dict[str, int | str]:
+        told: dict[str, int | str] = {}
+        for name in names:
+            own = Own.of(strategy, name)
+            told[format_key(f"{name}.{LAYOUT}")] = own.layout
+            sizes = SIZES if own.layout != "chain" else ()
+            shown = (size for size in sizes if size != "pieces" or own.pieces > 1)
+            told |= {format_key(f"{name}.{size}"): getattr(own, size) for size in shown}
+        return told
+
+    return [describe(one.strategy) for one in candidates]
 
 
 def _number(values: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:

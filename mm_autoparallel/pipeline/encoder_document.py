@@ -18,7 +18,7 @@ def encoder_document(encoder: Encoder, num_stages: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": encoder.name,
         "run": encoder.run,
-        "num_stages": encoder.num_stages,
+        **({"pieces": encoder.num_stages} if encoder.in_pieces else {"num_stages": encoder.num_stages}),
         "devices": "own" if own else "decoder",
     }
     for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes"):
@@ -33,5 +33,6 @@ def encoder_document(encoder: Encoder, num_stages: int) -> dict[str, Any]:
         document["prefetch_depth"] = encoder.prefetch_depth
     if encoder.run == "cached":
         document["read_ms_per_byte"] = encoder.read_ms_per_byte
+    document |= {"first_stage": encoder.first_stage} if encoder.first_stage else {}
     document |= {"most_ahead": encoder.most_ahead} if encoder.most_ahead is not None else {}
     return document | ({"follows": encoder.follows} if encoder.follows else {})

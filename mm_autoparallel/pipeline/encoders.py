@@ -23,6 +23,11 @@ class EncodedProblem:
     encoders: tuple[Encoder, ...]
 
     @property
+    def first_stage(self) -> int:
+        """The decoder's stage that its encoders meet."""
+        return max((encoder.first_stage for encoder in self.encoders), default=0)
+
+    @property
     def num_devices(self) -> int:
         """Of the decoder, and of encoders that have their own."""
         used = (device for encoder in self.encoders for pipeline in encoder.pipelines for device in pipeline)
@@ -66,6 +71,24 @@ def check_encoders(problem: EncodedProblem) -> None:
             raise JobError(f'{where}: most_ahead and follows are of run "bubbles"; run is "{encoder.run}"')
         if encoder.follows:
             _check_following(problem, encoder)
+        _check_first_stage(problem, encoder)
+
+
+def _check_first_stage(problem: EncodedProblem, encoder: Encoder) -> None:
+    where, num_stages = f'encoder "{encoder.name}"', problem.decoder.num_stages
+    if not 0 <= encoder.first_stage < num_stages:
+        raise JobError(
+            f"{where}: first_stage is {encoder.first_stage}; stages of the decoder are 0 to {num_stages - 1}"
+        )
+    other = next((each for each in problem.encoders if each.first_stage != encoder.first_stage), None)
+    if other is not None:
+        raise JobError(
+            f'{where} and "{other.name}" meet the decoder at the stages {encoder.first_stage} and {other.first_stage}; '
+            "encoders beside one decoder need one first_stage"
+        )
+    lowest = min((device for pipeline in encoder.pipelines for device in pipeline), default=encoder.first_stage)
+    if lowest < encoder.first_stage:
+        raise JobError(f"{where} has a device of stage {lowest}, and stages before {encoder.first_stage} are of others")
 
 
 def _check_decoder(decoder: Problem) -> None:

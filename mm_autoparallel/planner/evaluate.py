@@ -31,6 +31,7 @@ from mm_autoparallel.pipeline.simulate.memory import (
     list_stage_memory,
 )
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
+from mm_autoparallel.planner.by_module import ModuleShare, share_by_module
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.planner.over_batches import (
     Floats,
@@ -53,6 +54,7 @@ class Estimate:
     fragments. memory: the same by cause. host_bytes: per stage, the most that lies on the host for each device: what
     offloaded layers keep, and optimizer states. fits: every peak is within its limit, on device and host, which is what
     `memory_fraction` allows; oom_probability is the chance. device_memory_bytes: per stage, all of a device.
+    modules: of a layout, what encoders and decoder each take; nothing of the chain, or under scales.
     interval: where a measured step is expected around step_ms, None where every block was measured. replica_step_ms:
     where slow devices lie in different stages of different replicas, the step of the slowest replica by itself, which
     step_ms is then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what
@@ -75,6 +77,7 @@ class Estimate:
     provenance: Mapping[str, Any]
     job_sha256: str
     warnings: tuple[str, ...]
+    modules: tuple[ModuleShare, ...] = ()
     interval: Interval | None = None
     replica_step_ms: float | None = None
     sampled: CostModel | None = None
@@ -202,6 +205,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
         placement=placement,
         timeline=timeline,
         provenance=describe_provenance(used, strategy),
+        modules=share_by_module(used, strategy, problem, placement, timeline.graph) if scales is UNSCALED else (),
         interval=find_interval(used, strategy),
         replica_step_ms=replica_step_ms,
         job_sha256=job.sha256,

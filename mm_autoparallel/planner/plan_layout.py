@@ -22,7 +22,7 @@ from mm_autoparallel.validation import nearest
 
 DECODER = "llm"
 _SIZES = {"PP": "pp", "TP": "tp", "CP": "cp", "DP": "dp", "MBS": "mbs"}
-_OFFSET = "rank_offset"
+_OFFSET, _PIECES = "rank_offset", "pieces"
 _RUN = {"kind", "encoder_run"}
 """What the section says of all encoders, or, where several are modules, each of its own."""
 
@@ -46,7 +46,8 @@ def _run_document(one: Arrangement) -> dict[str, Any]:
 
 
 def _sizes_document(own: ModuleLayout) -> dict[str, Any]:
-    return {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset}
+    pieces = {_PIECES: own.pieces} if own.pieces > 1 else {}
+    return {key: getattr(own, name) for key, name in _SIZES.items()} | {_OFFSET: own.rank_offset} | pieces
 
 
 def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strategy:
@@ -154,7 +155,7 @@ def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:
     where, sizes = f"layout.modules.{name}", modules[name]
     if not isinstance(sizes, dict):
         raise Refused(f"{where} is {describe_value(sizes)}; a mapping is expected")
-    known = (*_SIZES, _OFFSET)
+    known = (*_SIZES, _OFFSET, *([_PIECES] if name != DECODER else []))
     for key in sizes:
         if key in _RUN and name != DECODER:
             continue
@@ -167,7 +168,8 @@ def _parse_module(modules: dict[str, Any], name: str) -> ModuleLayout:
         elif field not in found:
             raise Refused(f"{where}.{key} is missing; a whole number of at least 1 is expected")
     offset = parse_integer(sizes.get(_OFFSET, 0), f"{where}.{_OFFSET}", least=0)
-    return ModuleLayout(name, **found, rank_offset=offset)
+    pieces = parse_integer(sizes.get(_PIECES, 1), f"{where}.{_PIECES}", least=1)
+    return ModuleLayout(name, **found, rank_offset=offset, pieces=pieces)
 
 
 def _parse_word(section: dict[str, Any], where: str, key: str, known: tuple[Any, ...]) -> Any:

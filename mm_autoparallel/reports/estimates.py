@@ -12,9 +12,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mm_autoparallel.planner.by_module import ModuleShare
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.plan import Plan
-from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
+from mm_autoparallel.reports.tables import (
+    TimeShares,
+    group_table,
+    memory_table,
+    module_table,
+    share_time,
+    stage_table,
+    time_table,
+)
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent, format_signed
 
 _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
@@ -29,7 +38,8 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     and the allocator's fragments; oom_probability: the chance that the fullest device cannot hold it
     (planner/chance_to_fit.py). time_ms: means over the stages, which add up to e2e_time. stages: in order; counts by
     modality and chunk (of modes other than recompute by mode too, and what lies on the host, where a plan has some);
-    `memory`: the peak by cause, which adds up to it.
+    `memory`: the peak by cause, which adds up to it. modules: of a layout, what each encoder and the decoder take of
+    every stage (planner/by_module.py).
     """
     document = estimate.plan_document()
     for key in _OF_A_SEARCH:
@@ -47,6 +57,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
         "calibration": estimate.provenance["calibration"],
         "time_ms": {name.removesuffix("_ms"): float(np.mean(values)) for name, values in vars(shares).items()},
         "stages": [_stage_document(estimate, shares, stage) for stage in range(estimate.problem.num_stages)],
+        **({"modules": [_module_document(one) for one in estimate.modules]} if estimate.modules else {}),
         "warnings": list(estimate.warnings),
     }
 
@@ -71,6 +82,18 @@ def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[
     }
 
 
+def _module_document(share: ModuleShare) -> dict[str, Any]:
+    sizes = {name.upper(): getattr(share.sizes, name) for name in ("pp", "tp", "cp", "dp", "mbs")}
+    return {
+        "name": share.name,
+        "runs": share.layout,
+        **sizes,
+        "work_ms": list(share.work_ms),
+        "held_bytes": [math.ceil(held) for held in share.held_bytes],
+        "kept_bytes": [math.ceil(kept) for kept in share.kept_bytes],
+    }
+
+
 def render_estimate(estimate: Estimate) -> Group:
     """What a person reads: the strategy, where the step goes, what every stage holds, and the step."""
     step = (
@@ -83,6 +106,7 @@ def render_estimate(estimate: Estimate) -> Group:
         time_table(estimate.timeline),
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
         memory_table(estimate.memory),
+        *([module_table(estimate.modules)] if estimate.modules else []),
         *([group_table(groups)] if groups else []),
         *(Text(note) for note in estimate.provenance.get("devices", {}).get("notes", ())),
         Text(step),

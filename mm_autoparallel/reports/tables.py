@@ -16,6 +16,7 @@ from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.loads import overfull_hosts
 from mm_autoparallel.pipeline.simulate.memory import StageMemory
 from mm_autoparallel.pipeline.simulate.step import Timeline, part_pairs
+from mm_autoparallel.planner.by_module import ModuleShare
 from mm_autoparallel.units import GIB, format_percent
 
 Floats = NDArray[np.float64]
@@ -25,12 +26,14 @@ Floats = NDArray[np.float64]
 class TimeShares:
     """Where each stage's time goes; all arrays [P], and together they are the step on every stage.
 
-    forward_ms; backward_ms without recompute_ms; idle by cause as in Timeline; tail_ms after the last backward.
+    forward_ms; backward_ms without recompute_ms; encoders_ms: passes of encoders beside the pipeline; idle by cause as
+    in Timeline; tail_ms after the last backward.
     """
 
     forward_ms: Floats
     backward_ms: Floats
     recompute_ms: Floats
+    encoders_ms: Floats
     idle_warmup_ms: Floats
     idle_communication_ms: Floats
     idle_imbalance_ms: Floats
@@ -57,6 +60,7 @@ def share_time(timeline: Timeline) -> TimeShares:
         forward_ms=per_stage(np.where(forward, length_ms, 0.0)),
         backward_ms=per_stage(np.where(forward, 0.0, length_ms - extra_ms)),
         recompute_ms=per_stage(extra_ms),
+        encoders_ms=timeline.encoders_ms,
         idle_warmup_ms=timeline.idle_warmup_ms,
         idle_communication_ms=timeline.idle_communication_ms,
         idle_imbalance_ms=timeline.idle_imbalance_ms,
@@ -65,6 +69,7 @@ def share_time(timeline: Timeline) -> TimeShares:
     )
 
 
+ENCODERS = "encoders beside the pipeline"
 _SHOWN_MS = 0.005
 """What is less prints as 0.00."""
 
@@ -72,6 +77,7 @@ _CAUSES = (
     ("forward", "forward_ms"),
     ("backward", "backward_ms"),
     ("recompute", "recompute_ms"),
+    (ENCODERS, "encoders_ms"),
     ("idle: pipeline fills", "idle_warmup_ms"),
     ("idle: transfers", "idle_communication_ms"),
     ("idle: waits for other stages", "idle_imbalance_ms"),
@@ -86,6 +92,8 @@ def time_table(timeline: Timeline) -> Table:
     table = plain_table("where the step goes", "ms, mean of stages", "share")
     for words, name in _CAUSES:
         mean_ms = float(np.mean(getattr(shares, name)))
+        if words == ENCODERS and mean_ms < _SHOWN_MS:
+            continue
         table.add_row(words, _ms(mean_ms), format_percent(mean_ms / timeline.step_ms if timeline.step_ms else 0.0))
     table.add_section()
     table.add_row("step", _ms(timeline.step_ms), format_percent(1.0))
@@ -191,6 +199,19 @@ def memory_table(memory: Sequence[StageMemory]) -> Table:
     table = plain_table("memory of stage, GiB", *(words for words, _ in _PARTS))
     for stage, parts in enumerate(memory):
         table.add_row(str(stage), *(f"{getattr(parts, name) / GIB:.2f}" for _, name in _PARTS))
+    return table
+
+
+def module_table(modules: Sequence[ModuleShare]) -> Table:
+    """One row a module: how it runs, its sizes, its work as the mean over stages and the most of any, and what it holds
+    (weights, gradients, optimizer) and keeps (activations, outputs) on the stage that has most of it."""
+    heads = ("runs", "PP", "TP", "CP", "DP", "MBS", "work, ms", "most of a stage", "holds, GiB", "keeps, GiB")
+    table = plain_table("module", *heads)
+    for one in modules:
+        sizes = (getattr(one.sizes, name) for name in ("pp", "tp", "cp", "dp", "mbs"))
+        work = _ms(float(np.mean(one.work_ms))), _ms(max(one.work_ms))
+        most = (f"{max(each) / GIB:.2f}" for each in (one.held_bytes, one.kept_bytes))
+        table.add_row(one.name, one.layout, *map(str, sizes), *work, *most)
     return table
 
 

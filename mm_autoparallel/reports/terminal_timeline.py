@@ -19,7 +19,7 @@ from rich.text import Text
 
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.step import Timeline
-from mm_autoparallel.reports.timeline import BACKWARDS, COLOURS, FORWARDS, MIXED, RECOMPUTE, TAIL, tasks_of
+from mm_autoparallel.reports.timeline import BACKWARDS, COLOURS, ENCODERS, FORWARDS, MIXED, RECOMPUTE, TAIL, tasks_of
 from mm_autoparallel.units import GIB, format_ms, format_percent
 
 Floats = NDArray[np.float64]
@@ -33,8 +33,8 @@ _WIDEST_BAR = 60
 _CLEAR_FRACTION = 0.75
 """Of the time that a stage works in a column: what takes less does not give it its colour alone. Assumed."""
 
-_KINDS = (FORWARDS, BACKWARDS, RECOMPUTE, TAIL)
-_LETTERS = {FORWARDS: "F", BACKWARDS: "B", RECOMPUTE: "R", MIXED: "+", TAIL: "T"}
+_KINDS = (FORWARDS, BACKWARDS, RECOMPUTE, ENCODERS, TAIL)
+_LETTERS = {FORWARDS: "F", BACKWARDS: "B", RECOMPUTE: "R", ENCODERS: "E", MIXED: "+", TAIL: "T"}
 _IDLE = "."
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _WIDTHS = " ▏▎▍▌▋▊▉█"
@@ -82,14 +82,16 @@ class TerminalTimeline:
 
 def worked_in_columns(timeline: Timeline, stage: int, num_columns: int) -> Floats:
     """Of each of `num_columns` equal slices of the step, the part in which `stage` is at a forward, a backward, at
-    recompute and after its last backward: [4, num_columns]. What is left of a slice is idle."""
+    recompute, at encoders' passes and after its last backward: [5, num_columns]. What is left of a slice is idle."""
     tasks, edges = tasks_of(timeline, stage), np.linspace(0.0, timeline.step_ms, num_columns + 1)
     split_ms = tasks.start_ms + tasks.recompute_ms
-    forward, last_ms = tasks.is_forward, tasks.end_ms[-1:]
+    forward, backward = tasks.is_forward & ~tasks.of_encoder, ~tasks.is_forward & ~tasks.of_encoder
+    last_ms = tasks.end_ms[-1:]
     spans = (
         (tasks.start_ms[forward], tasks.end_ms[forward]),
-        (split_ms[~forward], tasks.end_ms[~forward]),
-        (tasks.start_ms[~forward], split_ms[~forward]),
+        (split_ms[backward], tasks.end_ms[backward]),
+        (tasks.start_ms[backward], split_ms[backward]),
+        (tasks.start_ms[tasks.of_encoder], tasks.end_ms[tasks.of_encoder]),
         (last_ms, last_ms + tasks.tail_ms),
     )
     return np.array([np.diff(_worked_until(edges, *span)) for span in spans]) * (num_columns / timeline.step_ms)
@@ -106,7 +108,7 @@ def _worked_until(times_ms: Floats, start_ms: Floats, end_ms: Floats) -> Floats:
 
 
 def _mark(worked: Floats, in_letters: bool) -> tuple[str, str]:
-    """What a column shows, and the character that shows it. worked: [4], parts of the column."""
+    """What a column shows, and the character that shows it. worked: [5], parts of the column."""
     busy, most = float(worked.sum()), int(np.argmax(worked))
     kind = _KINDS[most] if worked[most] >= _CLEAR_FRACTION * busy else MIXED
     if in_letters:

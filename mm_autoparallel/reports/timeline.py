@@ -1,4 +1,5 @@
-"""A simulated step as an SVG picture: one row a stage, time to the right; forwards, backwards, recompute and the tail.
+"""A simulated step as an SVG picture: one row a stage, time to the right; forwards, backwards, recompute, passes of
+encoders beside the pipeline, and the tail.
 
 Tasks of one kind on one stage are one path of rectangles, so that a step of thousands of tasks stays a small file.
 Neighbours too narrow to be seen apart are drawn as one, in a colour of their own. Nothing in it runs.
@@ -28,10 +29,11 @@ COLOURS = {
     "forward": "#4c78a8",
     "backward": "#f58518",
     "recompute": "#e45756",
+    "encoders beside the pipeline": "#54a24b",
     "forward and backward, too narrow to tell apart": "#b07d62",
     "after the last backward": "#72b7b2",
 }
-FORWARDS, BACKWARDS, RECOMPUTE, MIXED, TAIL = COLOURS
+FORWARDS, BACKWARDS, RECOMPUTE, ENCODERS, MIXED, TAIL = COLOURS
 """What a stage does, as pictures call it."""
 
 _TICKS = (1.0, 2.0, 5.0)
@@ -42,26 +44,31 @@ Bar = tuple[str, float, float]
 
 @dataclass(frozen=True, eq=False)
 class StageTasks:
-    """What one stage does, in its order: start_ms, end_ms, recompute_ms (the beginning of a backward) and is_forward of
-    each task, and tail_ms after the last. The parts of a backward count as backwards."""
+    """What one stage does, in its order: start_ms, end_ms, recompute_ms (the beginning of a backward), is_forward and
+    of_encoder of each task, and tail_ms after the last. The parts of a backward count as backwards."""
 
     start_ms: NDArray[np.float64]
     end_ms: NDArray[np.float64]
     recompute_ms: NDArray[np.float64]
     is_forward: NDArray[np.bool_]
+    of_encoder: NDArray[np.bool_]
     tail_ms: float
 
 
 def tasks_of(timeline: Timeline, stage: int) -> StageTasks:
-    """The tasks of `stage`."""
-    graph, (start_ms, end_ms) = timeline.graph, part_pairs(timeline)
-    (mine,) = np.nonzero(graph.stage == stage)
-    mine = mine[np.argsort(start_ms[mine], kind="stable")]
+    """The tasks of `stage`, and passes of encoders on it."""
+    graph, (start_ms, end_ms), passes = timeline.graph, part_pairs(timeline), timeline.passes
+    mine, beside = graph.stage == stage, passes.stage == stage if passes else np.zeros(0, dtype=np.bool_)
+    nothing = np.zeros(int(beside.sum()))
+    of_passes = (passes.start_ms[beside], passes.end_ms[beside], passes.kind[beside]) if passes else (nothing,) * 3
+    start_ms = np.concatenate([start_ms[mine], of_passes[0]])
+    order = np.argsort(start_ms, kind="stable")
     return StageTasks(
-        start_ms=start_ms[mine],
-        end_ms=end_ms[mine],
-        recompute_ms=timeline.recompute_ms[mine],
-        is_forward=graph.kind[mine] == FORWARD,
+        start_ms=start_ms[order],
+        end_ms=np.concatenate([end_ms[mine], of_passes[1]])[order],
+        recompute_ms=np.concatenate([timeline.recompute_ms[mine], nothing])[order],
+        is_forward=np.concatenate([graph.kind[mine], of_passes[2]])[order] == FORWARD,
+        of_encoder=(np.arange(len(order)) >= len(order) - len(nothing))[order],
         tail_ms=float(timeline.loads.tail_ms[stage]),
     )
 
@@ -104,8 +111,11 @@ def _list_bars(timeline: Timeline, stage: int, per_ms: float) -> list[Bar]:
     starts, ends = (tasks.start_ms * per_ms).tolist(), (tasks.end_ms * per_ms).tolist()
     agains = (tasks.recompute_ms * per_ms).tolist()
     bars: list[Bar] = []
-    for start, end, again, is_forward in zip(starts, ends, agains, tasks.is_forward.tolist(), strict=True):
-        if is_forward:
+    whose = zip(tasks.of_encoder.tolist(), tasks.is_forward.tolist(), strict=True)
+    for start, end, again, (of_encoder, is_forward) in zip(starts, ends, agains, whose, strict=True):
+        if of_encoder:
+            _append(bars, (ENCODERS, start, end))
+        elif is_forward:
             _append(bars, (FORWARDS, start, end))
         elif again > 0 and end - start >= _NARROW:
             _append(bars, (RECOMPUTE, start, start + again))

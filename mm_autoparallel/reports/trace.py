@@ -1,7 +1,8 @@
 """A simulated step as a trace that Perfetto and chrome://tracing open: one process per stage, one slice per task.
 
 Format: Trace Event Format (the JSON object form), times in microseconds. Slices are forwards, backwards (the recompute
-inside them as a slice of its own) and the tail; arrows are the transfers between stages; a counter shows memory held.
+inside them as a slice of its own), passes of encoders beside the pipeline and the tail; arrows are the transfers
+between stages; a counter shows memory held.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def render_trace(problem: Problem, timeline: Timeline) -> dict[str, Any]:
     """The trace document of `timeline`, which `simulate(problem, …)` made."""
     events = _stage_names(problem, timeline)
     events += _tasks(timeline)
+    events += _passes(timeline)
     events += _tails(timeline)
     events += _transfers(timeline)
     for stage in range(problem.num_stages):
@@ -71,6 +73,22 @@ def _tasks(timeline: Timeline) -> list[dict[str, Any]]:
         extra_us = recompute_ms[task] * _US_PER_MS
         if extra_us > 0:
             events.append({"ph": "X", "name": "recompute", "cat": "recompute", **place, "dur": extra_us, "args": args})
+    return events
+
+
+def _passes(timeline: Timeline) -> list[dict[str, Any]]:
+    """What encoders beside the pipeline run on its stages."""
+    passes = timeline.passes
+    if passes is None:
+        return []
+    columns = passes.stage, passes.owner, passes.kind, passes.part, passes.index
+    events = []
+    for at, (stage, owner, kind, part, index) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        start_ms, end_ms = float(passes.start_ms[at]), float(passes.end_ms[at])
+        place = {"pid": stage, "tid": _TASKS, "ts": start_ms * _US_PER_MS, "dur": (end_ms - start_ms) * _US_PER_MS}
+        name, of = format_action(kind, part, index), passes.names[owner]
+        args = {"pass": index, "encoder": of}
+        events.append({"ph": "X", "name": f"{name}@{of}", "cat": f"encoder {_KINDS[kind]}", **place, "args": args})
     return events
 
 

@@ -13,8 +13,10 @@ from mm_autoparallel.api.jobs import describe_job
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.edits import move_layers, set_mode, set_order
+from mm_autoparallel.planner.explain.modules import LAYOUT, Wish, format_key, split_key
+from mm_autoparallel.planner.explain.modules import SIZES as OWN_SIZES
 from mm_autoparallel.planner.explain.nearest import resize_plan
-from mm_autoparallel.planner.explain.why_not import Wish, describe_wish
+from mm_autoparallel.planner.explain.why_not import describe_wish
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.records import Noun
 from mm_autoparallel.studio import document as words
@@ -81,7 +83,7 @@ def _sizes(session: Session, action: words.SetSizes) -> None:
     played = session.play(present.source)
     wish = _check_wish(action.sizes)
     plan = resize_plan(played.costs, session.plan_of(present).strategy, wish, "sizes")
-    flag = ",".join(f"{name.upper()}={value}" for name, value in wish.items())
+    flag = ",".join(f"{format_key(name)}={value}" for name, value in wish.items())
     command = session.command("edit", present, "--sizes", flag, "--out", session.next_file())
     session.add(describe_wish(wish), command, present.source, plan)
 
@@ -174,17 +176,21 @@ def _count(number: int, modality: str) -> str:
 
 
 def _check_wish(sizes: dict[str, Any]) -> Wish:
-    """Sizes as the page names them → fields of a Strategy. Raises JobError where one is not known, or no size."""
+    """Sizes as the page names them → fields of a Strategy, or of an encoder's module. Raises JobError where one is not
+    known, or no size."""
     wish: dict[str, int | str] = {}
     for name, value in sizes.items():
-        if name.lower() not in SIZES:
-            raise JobError(f"{name} is no size of a strategy; known are {', '.join(SIZES).upper()}")
-        is_word = name.lower() == "schedule"
+        module, of = split_key(name)
+        key, known = of.lower(), (LAYOUT, *OWN_SIZES) if module else SIZES
+        if key not in known:
+            what = f"an encoder {module}" if module else "a strategy"
+            raise JobError(f"{name} is no size of {what}; known are {', '.join(known).upper()}")
+        is_word = key in ("schedule", LAYOUT)
         is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if not (isinstance(value, str) if is_word else is_size):
-            expected = "the name of a schedule" if is_word else "a whole number"
+            expected = f"the name of a {key}" if is_word else "a whole number"
             raise JobError(f"{name} is {value!r}; {expected} is expected")
-        wish[name.lower()] = value
+        wish[f"{module}.{key}" if module else key] = value
     return wish
 
 

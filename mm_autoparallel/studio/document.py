@@ -227,7 +227,7 @@ class SetSizes(Noun):
     """Another strategy: these sizes, and of the lawful strategies that have them the one most like the present one."""
 
     kind: Literal["sizes"]
-    sizes: Annotated[dict[Name, Value], Field(min_length=1, max_length=20)]
+    sizes: Annotated[dict[Name, Value], Field(min_length=1, max_length=64)]
 
 
 class SetKnobs(Noun):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.explain.modules import LAYOUT, LAYOUTS, Own, format_key, list_beside
+from mm_autoparallel.planner.explain.modules import SIZES as OWN_SIZES
 from mm_autoparallel.planner.search.space import SpaceEntry
 from mm_autoparallel.studio.document import Knob, Offer, SizeChoices, Unit
 
@@ -30,8 +32,9 @@ FILES = (
 )
 
 
-def list_sizes(entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[SizeChoices, ...]:
-    """The sizes of `strategy`, and what the lawful strategies among `entries` have in their place."""
+def list_sizes(job: Job, entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[SizeChoices, ...]:
+    """The sizes of `strategy`, and what the lawful strategies among `entries` have in their place; then those of each
+    encoder, and what it may have beside the same decoder."""
     lawful = [entry.strategy for entry in entries if entry.reason is None]
     sizes = []
     for name in SIZES:
@@ -39,7 +42,24 @@ def list_sizes(entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[SizeC
         choices = sorted({value, *(getattr(one, name) for one in lawful)})
         if len(choices) > 1 or name in _ALWAYS:
             sizes.append(SizeChoices(name=name.upper(), value=value, choices=tuple(choices)))
-    return tuple(sizes)
+    return (*sizes, *_list_of_encoders(job, strategy))
+
+
+def _list_of_encoders(job: Job, strategy: Strategy) -> Iterator[SizeChoices]:
+    """How each encoder runs, and its sizes where it has some of its own: those that go with that way to run."""
+    chain = {"chain"} if "chain" in job.search.kinds else set[str]()
+    for name, every in list_beside(job, strategy.of_decoder()).items():
+        own = Own.of(strategy, name)
+        runs = {own.layout, *chain, *(one.layout for one in every)}
+        if len(runs) > 1 or own.layout != "chain":
+            key = format_key(f"{name}.{LAYOUT}")
+            choices = tuple(word for word in LAYOUTS if word in runs)
+            yield SizeChoices(name=key, value=own.layout, choices=choices)
+        for size in OWN_SIZES if own.layout != "chain" else ():
+            value = getattr(own, size)
+            values = {value, *(getattr(one, size) for one in every if one.layout == own.layout)}
+            if len(values) > 1 or size in _ALWAYS:
+                yield SizeChoices(name=format_key(f"{name}.{size}"), value=value, choices=tuple(sorted(values)))
 
 
 def list_modes(job: Job) -> dict[str, tuple[str, ...]]:

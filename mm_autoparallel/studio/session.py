@@ -214,7 +214,7 @@ class Session:
             revision=saved.revision,
             report=page.report,
             bound=find_bound(played.job, known, estimate),
-            sizes=list_sizes(played.entries, estimate.plan.strategy),
+            sizes=list_sizes(played.job, played.entries, estimate.plan.strategy),
             modes=list_modes(played.job),
             knobs=list_knobs(played.job, played.given, present.source.values, played.document),
             pins=tuple(saved.pins),

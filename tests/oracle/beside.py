@@ -64,9 +64,9 @@ def _work_of(document: Document, held: list[list[int]], chosen: list[Document]) 
             if kind == "B" and k < total - 1:
                 work.waits[op].append((("", "B", k + 1, m), back[k]))
             before = op
-    back = [[s] for s in reversed(range(stages))]
     for turn, encoder in enumerate(document["encoders"]):
-        first = turn % stages
+        back = [[s] * encoder.get("pieces", 1) for s in reversed(range(encoder.get("first_stage", 0), stages))]
+        first = turn % len(back)
         _add_encoder(work, document, encoder, back[first:] + back[:first])
     _feed(work, document)
     return work

@@ -1,7 +1,7 @@
 """Hold `place` of decoders with encoders against `encoder_orders`, problem by problem.
 
-`python tests/oracle/compare_encoders.py --problems 200 --seed 0 [--chunks 2]` prints what is wrong, and how many were
-proven.
+`python tests/oracle/compare_encoders.py --problems 200 --seed 0 [--chunks 2 | --first-stage 1 | --pieces]` prints what
+is wrong, and how many were proven.
 """
 
 from __future__ import annotations
@@ -102,10 +102,13 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chunks", type=int, default=1, help="of each of the decoder's stages")
+    parser.add_argument("--first-stage", type=int, default=0, help="that encoders meet")
+    parser.add_argument("--pieces", action="store_true", help="passes are cut into two")
     arguments = parser.parse_args()
     counts: dict[str, int] = {}
     for seed in range(arguments.seed, arguments.seed + arguments.problems):
-        found = compare(encoder_orders.problem(seed, arguments.chunks))
+        document = encoder_orders.problem(seed, arguments.chunks, arguments.first_stage)
+        found = compare(encoder_orders.in_pieces(seed) if arguments.pieces else document)
         best = "=" if math.isclose(found.result.step_ms, found.best_ms, rel_tol=1e-9) else ">"
         key = f"{found.result.status} {best}" if not found.wrong else "wrong"
         counts[key] = counts.get(key, 0) + 1

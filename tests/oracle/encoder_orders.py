@@ -34,6 +34,14 @@ def listed(value: Any, count: int) -> list[float]:
     return list(value) if isinstance(value, list) else [value] * count
 
 
+def parted(encoder: Document, key: str) -> list[float]:
+    """Of each stage, or of each piece: one number is what all pieces come to."""
+    value, pieces = encoder.get(key, 0.0), encoder.get("pieces", 1)
+    if pieces > 1:
+        return list(value) if isinstance(value, list) else [value / pieces] * pieces
+    return listed(value, encoder.get("num_stages", 1))
+
+
 def one_f_one_b(stages: int, count: int, stage: int) -> list[tuple[str, int]]:
     ahead = min(count, stages - stage - 1)
     word = [("F", m) for m in range(ahead)]
@@ -88,7 +96,7 @@ def work_of(document: Document, layers: Sequence[int]) -> Work:
         if encoder.get("run") == "cached":
             on_decoder += encoder.get("devices") != "own"
             continue
-        length = encoder.get("num_stages", 1)
+        length, pieces = encoder.get("num_stages", 1), encoder.get("pieces", 1)
         if encoder.get("devices") == "own":
             number = encoder.get("num_pipelines", 1)
             pipelines = [[own + g * length + j for j in range(length)] for g in range(number)][::-1]
@@ -97,9 +105,11 @@ def work_of(document: Document, layers: Sequence[int]) -> Work:
             work.limit.extend([encoder.get("memory_limit_bytes", math.inf)] * number * length)
             work.tails.extend([0.0] * number * length)
         else:
-            pipelines = [[g * length + j for j in range(length)] for g in range(stages // length)][::-1]
+            begun = encoder.get("first_stage", 0)
+            number = (stages - begun) // length
+            pipelines = [[begun + g * length + j for j in range(length)] for g in range(number)][::-1]
             first = on_decoder % len(pipelines)
-            pipelines = pipelines[first:] + pipelines[:first]
+            pipelines = [pipeline * pieces for pipeline in pipelines[first:] + pipelines[:first]]
             on_decoder += 1
         _add_encoder(work, document, encoder, pipelines)
     _feed(work, document)
@@ -112,18 +122,22 @@ def members(encoder: Document, index: int, count: int) -> list[int]:
 
 
 def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: list[list[int]]) -> None:
-    length, count = encoder.get("num_stages", 1), document["num_microbatches"]
-    forward, backward = listed(encoder["forward_ms"], length), listed(encoder.get("backward_ms", 0.0), length)
+    length, count = encoder.get("num_stages", 1) * encoder.get("pieces", 1), document["num_microbatches"]
+    forward, backward = parted(encoder, "forward_ms"), parted(encoder, "backward_ms")
     for pipeline in pipelines:
-        for device, held in zip(pipeline, listed(encoder.get("static_bytes", 0.0), length), strict=True):
+        for device, held in zip(pipeline, parted(encoder, "static_bytes"), strict=True):
             work.fixed[device] += held
     passes = -(-count // encoder.get("microbatches_per_pass", 1))
     if any(each.get("follows") == encoder["name"] for each in document["encoders"]):
         pass  # its outputs go to that one
     elif encoder.get("run", "bubbles") == "bubbles":
-        work.fixed[0] += encoder.get("output_bytes", 0.0) * min(passes, encoder.get("most_ahead", passes))
+        work.fixed[encoder.get("first_stage", 0)] += encoder.get("output_bytes", 0.0) * min(
+            passes, encoder.get("most_ahead", passes)
+        )
     else:
-        work.fixed[0] += encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)
+        work.fixed[encoder.get("first_stage", 0)] += (
+            encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)
+        )
     for i in range(passes):
         for j, device in enumerate(pipelines[i % len(pipelines)]):
             for kind, each in (("F", forward), ("B", backward)):
@@ -131,7 +145,7 @@ def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: l
                     continue
                 op = (encoder["name"], kind, j, i)
                 work.device[op], work.length[op], work.waits[op] = device, each[j], []
-                work.kept[op] = listed(encoder.get("activation_bytes", 0.0), length)[j]
+                work.kept[op] = parted(encoder, "activation_bytes")[j]
                 hop = encoder.get("stage_hop_ms", 0.0)
                 if kind == "F" and j > 0:
                     work.waits[op].append(((encoder["name"], "F", j - 1, i), hop))
@@ -143,8 +157,8 @@ def _feed(work: Work, document: Document) -> None:
     count = document["num_microbatches"]
     running = [each for each in document["encoders"] if each.get("run", "bubbles") == "bubbles"]
     for encoder in running:
-        name, last = encoder["name"], encoder.get("num_stages", 1) - 1
-        lag = encoder.get("feed_ms", 0.0)
+        name, last = encoder["name"], encoder.get("num_stages", 1) * encoder.get("pieces", 1) - 1
+        lag, first = encoder.get("feed_ms", 0.0), encoder.get("first_stage", 0)
         size = encoder.get("microbatches_per_pass", 1)
         passes = -(-count // size)
         followers = [each for each in running if each.get("follows") == name]
@@ -153,16 +167,16 @@ def _feed(work: Work, document: Document) -> None:
                 work.waits[follower["name"], "F", 0, i].append(((name, "F", last, i), lag))
             if not followers:
                 for m in members(encoder, i, count):
-                    work.waits["", "F", 0, m].append(((name, "F", last, i), lag))
+                    work.waits["", "F", first, m].append(((name, "F", last, i), lag))
             if (name, "B", last, i) in work.waits:
                 for follower in followers:
                     work.waits[name, "B", last, i].append(((follower["name"], "B", 0, i), lag))
                 if not followers:
                     for m in members(encoder, i, count):
-                        work.waits[name, "B", last, i].append((("", "B", 0, m), lag))
+                        work.waits[name, "B", last, i].append((("", "B", first, m), lag))
             if encoder.get("most_ahead") and i >= encoder["most_ahead"]:
                 for m in members(encoder, i - encoder["most_ahead"], count):
-                    work.waits[name, "F", 0, i].append((("", "F", 0, m), 0.0))
+                    work.waits[name, "F", 0, i].append((("", "F", first, m), 0.0))
 
 
 def parse(word: str, device: int, stages: int) -> Op:
@@ -282,11 +296,13 @@ def layouts(document: Document) -> Iterator[list[int]]:
         yield [edges[s + 1] - edges[s] for s in range(stages)]
 
 
-def problem(seed: int, chunks: int = 1) -> Document:
-    """A random problem whose every order can be looked through."""
+def problem(seed: int, chunks: int = 1, first_stage: int = 0) -> Document:
+    """A random problem whose every order can be looked through. first_stage: that encoders meet, behind others."""
     dice = random.Random(seed)
     if chunks > 1:
         return _with_chunks(problem(seed), chunks, dice)
+    if first_stage:
+        return _behind(problem(seed), first_stage, dice)
     stages = dice.choice((1, 2, 2, 2))
     count = dice.choice((1, 2, 2, 3)) if stages == 2 else dice.choice((2, 3))
     times = lambda low, high: dice.randint(low, high) * dice.choice((1.0, 1.0, 0.5))  # noqa: E731
@@ -337,6 +353,39 @@ def problem(seed: int, chunks: int = 1) -> Document:
             }
         ],
         "encoders": encoders,
+    }
+
+
+def in_pieces(seed: int) -> Document:
+    """A problem whose encoders' passes are cut into two pieces, of unequal times where they are told apart."""
+    dice = random.Random(f"pieces {seed}")
+    document = problem(seed)
+    for encoder in document["encoders"]:
+        for key in ("num_stages", "devices", "stage_hop_ms"):
+            encoder.pop(key, None)
+        forward, backward = encoder["forward_ms"], encoder["backward_ms"]
+        encoder["forward_ms"] = forward if isinstance(forward, list) else dice.choice((forward, [forward / 4, forward]))
+        encoder["backward_ms"] = dice.choice((backward, [backward, backward / 4]))
+        encoder["pieces"] = 2
+    few = len(document["encoders"]) == 2
+    return document | {"num_microbatches": min(2 if few else 3, document["num_microbatches"])}
+
+
+def _behind(document: Document, first_stage: int, dice: random.Random) -> Document:
+    """The same encoders beside two stages or one, behind so many others, with one micro-batch or two."""
+    (block,), encoders = document["chain"], document["encoders"]
+    stages = first_stage + dice.choice((1, 1, 2))
+    for encoder in encoders:
+        encoder["first_stage"] = first_stage
+        if encoder.get("num_stages", 1) == 2 and (stages == first_stage + 1 or len(encoders) == 2):
+            del encoder["num_stages"]
+            encoder["forward_ms"] = encoder["forward_ms"][0]
+    return document | {
+        "num_stages": stages,
+        "num_microbatches": dice.choice((2, 3)) if stages == 2 else 2,
+        "p2p_ms": dice.choice((0.0, 1.0)),
+        "memory_limit_bytes": float(dice.choice((100, 100, 14, 18))),
+        "chain": [block | {"count": stages + dice.choice((0, 0, 1))}],
     }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
-from several_modules import Decoder, Own, Sized, deals, form_several, limit, list_several, tokens_of
+from several_modules import Decoder, Own, Sized, deals, form_several, in_pieces, limit, list_several, tokens_of
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -44,6 +44,8 @@ MOST_STRATEGIES = 45
 """Jobs with more are replaced by the next one of their seed."""
 MOST_OF_TWO = 400
 """The same of two towers, whose layouts are products."""
+MOST_IN_PIECES = 16
+"""Actions beside passes in pieces, whose orders are many more."""
 OPEN_BYTES = 22 * 2**20
 """Of partly empty segments, on every device (docs: costs/held_once.py)."""
 
@@ -62,6 +64,7 @@ class Meaning:
     """PP, TP, DP, MBS, and CP where it is not 1."""
     vpp: int = 1
     zero: int = 1
+    pieces: int = 1
     modules: tuple[Own, ...] = ()
     """Of each encoder, where each is one; then kind and run are empty."""
 
@@ -86,9 +89,13 @@ def random_content(
     same_images: bool = False,
     context: bool = False,
     shards: bool = False,
+    pieces: bool = False,
 ) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
+    if pieces:
+        content["search"] |= {"encoder_pieces": rng.choice(([1, 2], [2], [1, 3])), "layouts": "all"}
+        content["workload"].pop("stack", None)  # whose layouts have no bubbles
     if context:
         content["search"]["encoder_cp"] = rng.choice(([1, 2], [2], [1, 2, 4]))
         content["workload"]["context_parallel"] = rng.choice(("ring", "all_to_all", "all_gather"))
@@ -282,10 +289,12 @@ def list_meanings(content: Document) -> set[Meaning]:
                     found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp))
             for run in ("bubbles",) if trains else ("bubbles", "prefetch"):
                 count = batch // dp // mbs
-                for number in divisors(count) if pp > 1 and tp % (tp_e * cp_e) == 0 and not named else ():
+                cuts = [cut for cut in limits.get("encoder_pieces", [1]) if cut <= before]
+                takes = divisors(count) if pp > 1 and tp % (tp_e * cp_e) == 0 and not named else []
+                for number, cut in itertools.product(takes, cuts):
                     if number * mbs * tp_e * cp_e % tp == 0 and number * pp <= count:
                         own = sized(1, tp_e, dp_e, number * mbs * tp_e * cp_e // tp, cp_e)
-                        found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp))
+                        found.add(Meaning("colocated", run, pp, tp, dp, mbs, own, vpp, pieces=cut))
     for number in whole if "disaggregated" in kinds else ():
         rest = world - number
         begin = number  # behind the decoder's
@@ -332,14 +341,14 @@ def meaning_of(strategy: Strategy) -> Meaning:
         return Meaning("chain", "", *sizes, vpp=strategy.vpp, zero=strategy.zero)
     if strategy.arrangement.others:
         modules = tuple(
-            Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset, e.cp)
+            Own(e.name, one.kind, one.encoder_run, e.pp, e.tp, e.dp, e.mbs, e.rank_offset, e.cp, e.pieces)
             for one in strategy.arrangement.each
             for e in (one.encoder,)
         )
         return Meaning("", "", *sizes, vpp=strategy.vpp, zero=strategy.zero, modules=modules)
     own, run = strategy.arrangement.encoder, strategy.arrangement.encoder_run
     encoder = sized(own.pp, own.tp, own.dp, own.mbs, own.cp)
-    return Meaning(strategy.arrangement.kind, run, *sizes, encoder, strategy.vpp, strategy.zero)
+    return Meaning(strategy.arrangement.kind, run, *sizes, encoder, strategy.vpp, strategy.zero, own.pieces)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -532,10 +541,11 @@ def _form_beside(
     encoder = {
         "name": "vision",
         "run": one.run,
-        "forward_ms": total["forward_ms"],
-        "backward_ms": total["backward_ms"],
+        "forward_ms": in_pieces(blocks[0], "forward_ms", one.pieces),
+        "backward_ms": in_pieces(blocks[0], "backward_ms", one.pieces),
+        "pieces": one.pieces,
         "feed_ms": moved + network.gather_ms(one.tp, 1, number * size),
-        "activation_bytes": total["activation_bytes"],
+        "activation_bytes": in_pieces(blocks[0], "activation_bytes", one.pieces),
         "microbatches_per_pass": number,
     }
     return document | {
@@ -615,27 +625,37 @@ def is_small(content: Document, num_chunks: int = 1) -> bool:
     """Whether all strategies of the job, and all orders of each, can be looked at; and whether there are such with an
     encoder in bubbles beside so many chunks."""
     meanings, batch = list_meanings(content), content["workload"]["global_batch_size"]
+    most_actions = MOST_IN_PIECES if max(content["search"].get("encoder_pieces", [1])) > 1 else MOST_ACTIONS
     for one in meanings:
         beside = [own for own in one.modules if own.run in ("bubbles", "prefetch")]
         if beside:
             count, actions = batch // (one.dp * one.mbs), 2 * one.pp * one.vpp * (batch // (one.dp * one.mbs))
             frozen = {tower["name"]: not any_trains(content, tower["name"]) for tower in content["model"]["encoders"]}
             for own in beside:
-                passes = count * one.mbs * own.tp * own.cp // (one.tp * own.mbs)
+                passes = own.pieces * count * one.mbs * own.tp * own.cp // (one.tp * own.mbs)
                 actions += passes * (1 if frozen[own.name] else 2)
-            if actions > MOST_ACTIONS:
+            if actions > most_actions:
                 return False
         elif one.in_bubbles:
             count, trains = (
                 batch // (one.dp * one.mbs),
                 not all(tower["freeze"] for tower in content["model"]["encoders"]),
             )
-            passes = count * one.mbs * one.encoder[1] * one.sharing // (one.tp * one.encoder[3])
-            if count_actions(one.pp, count, passes, trains, one.vpp) > MOST_ACTIONS:
+            passes = one.pieces * count * one.mbs * one.encoder[1] * one.sharing // (one.tp * one.encoder[3])
+            if count_actions(one.pp, count, passes, trains, one.vpp) > most_actions:
                 return False
     most = MOST_STRATEGIES if len(content["model"]["encoders"]) == 1 else MOST_OF_TWO
     wanted = [one for one in meanings if one.vpp == num_chunks and one.in_bubbles]
-    return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted))
+    cut = any(one.pieces > 1 or any(own.pieces > 1 for own in one.modules) for one in meanings)
+    is_wanted = cut or max(content["search"].get("encoder_pieces", [1])) == 1
+    return 1 <= len(meanings) <= most and (num_chunks == 1 or bool(wanted)) and is_wanted
+
+
+def has_beside_apart(content: Document) -> bool:
+    """Whether some strategy has one module in bubbles or prefetch and another on ranks of its own."""
+    return any(
+        one.in_bubbles and any(own.kind == "disaggregated" for own in one.modules) for one in list_meanings(content)
+    )
 
 
 def checked_jobs(
@@ -646,17 +666,22 @@ def checked_jobs(
     same_images: bool = False,
     context: bool = False,
     shards: bool = False,
+    beside_apart: bool = False,
+    pieces: bool = False,
 ) -> dict[str, list[str]]:
-    """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles."""
+    """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles; of two
+    towers beside_apart, some with one of them in bubbles or prefetch and the other on ranks of its own."""
     found: dict[str, list[str]] = {}
     for index in range(seed, seed + number):
         of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
         of += (f" in {num_chunks}" if num_chunks > 1 else "") + (" with CP" if context else "")
-        of += " in shards" if shards else ""
+        of += (" in shards" if shards else "") + (" beside apart" if beside_apart else "")
+        of += " in pieces" if pieces else ""
         rng = random.Random(f"module layouts {index}{of}")
-        content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
-        while not is_small(content, num_chunks):
-            content = random_content(rng, num_towers, num_chunks, same_images, context, shards)
+        kinds = num_towers, num_chunks, same_images, context, shards, pieces
+        content = random_content(rng, *kinds)
+        while not is_small(content, num_chunks) or (beside_apart and not has_beside_apart(content)):
+            content = random_content(rng, *kinds)
         found[f"job {index}"] = check(content, f"job {index}")[1]
     return found
 
@@ -669,11 +694,18 @@ def main() -> int:
     parser.add_argument("--same-images", action="store_true", help="both of two towers encode the same images")
     parser.add_argument("--chunks", type=int, choices=(1, 2), default=1, help="of the decoder's stages at most")
     parser.add_argument("--context", action="store_true", help="encoders of several context parallel sizes")
+    parser.add_argument("--beside-apart", action="store_true", help="of two towers: bubbles beside ranks of their own")
+    parser.add_argument("--pieces", action="store_true", help="passes cut into pieces")
     parser.add_argument("--shards", action="store_true", help="ZeRO 2 and 3")
     arguments = parser.parse_args()
     if arguments.same_images and arguments.towers < 2:
         parser.error("--same-images is of two towers")
-    kinds = arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards
+    if arguments.beside_apart and arguments.towers < 2:
+        parser.error("--beside-apart is of two towers")
+    kinds = (
+        *(arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards),
+        *(arguments.beside_apart, arguments.pieces),
+    )
     found = checked_jobs(arguments.jobs, arguments.seed, *kinds)
     wrong = {name: told for name, told in found.items() if told}
     for name, told in wrong.items():

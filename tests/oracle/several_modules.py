@@ -39,6 +39,7 @@ class Own(NamedTuple):
     mbs: int
     begin: int = 0
     cp: int = 1
+    pieces: int = 1
 
     @property
     def chained(self) -> bool:
@@ -151,7 +152,7 @@ def _apart_options(
     for tower in content["model"]["encoders"]:
         name = tower["name"]
         if name not in apart:
-            options.append([own for own in _shared(content, decoder, tower) if own.run not in ("bubbles", "prefetch")])
+            options.append(list(_shared(content, decoder, tower)))
             continue
         samples = decoder.mbs * decoder.dp
         options.append(
@@ -221,9 +222,12 @@ def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Ow
             for mbs in divisors(batch // dp) if batch % dp == 0 else ():
                 yield Own(name, "colocated", run, 1, tp, dp, mbs, 0, cp)
         for run in ("bubbles",) if trains(tower) else ("bubbles", "prefetch"):
-            for taken in divisors(count) if decoder.pp > 1 and decoder.tp % (tp * cp) == 0 else ():
+            pieces = [n for n in content["search"].get("encoder_pieces", [1]) if n <= tower["layers"]["num_layers"]]
+            fitting = divisors(count) if decoder.pp > 1 and decoder.tp % (tp * cp) == 0 else []
+            for taken, cut in itertools.product(fitting, pieces):
+                mbs = taken * decoder.mbs * tp * cp // decoder.tp
                 if taken * decoder.mbs * tp * cp % decoder.tp == 0 and taken * decoder.pp <= count:
-                    yield Own(name, "colocated", run, 1, tp, dp, taken * decoder.mbs * tp * cp // decoder.tp, 0, cp)
+                    yield Own(name, "colocated", run, 1, tp, dp, mbs, 0, cp, cut)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -350,7 +354,6 @@ def form_several(
     if not apart:
         return document | {"chain": stages, "stage_tail_ms": tails, "stage_static_bytes": static} | encoders
     assert count
-    assert not encoders
     crossings = [_cross(m, decoder, network) for m in apart]
     if len(crossings) == 2:
         crossings[0] = max(0.0, crossings[0] - crossings[1])
@@ -368,14 +371,20 @@ def form_several(
         all_static += [fixed + once([(None, p) for p in module.prints])] * module.own.pp
     for block in stages:
         block["within"] = [at, at + decoder.pp]
-    return document | {
-        "num_stages": at + decoder.pp,
-        "chain": [*chain, *stages],
-        "p2p_ms": [*hops, *_spread(second.p2p_ms, decoder.pp - 1)],
-        "p2p_ms_per_byte": [*per_byte, *_spread(second.p2p_ms_per_byte, decoder.pp - 1)],
-        "stage_tail_ms": [*all_tails, *tails],
-        "stage_static_bytes": [*all_static, *static],
-    }
+    for encoder in encoders.get("encoders", ()):
+        encoder["first_stage"] = at
+    return (
+        document
+        | encoders
+        | {
+            "num_stages": at + decoder.pp,
+            "chain": [*chain, *stages],
+            "p2p_ms": [*hops, *_spread(second.p2p_ms, decoder.pp - 1)],
+            "p2p_ms_per_byte": [*per_byte, *_spread(second.p2p_ms_per_byte, decoder.pp - 1)],
+            "stage_tail_ms": [*all_tails, *tails],
+            "stage_static_bytes": [*all_static, *static],
+        }
+    )
 
 
 def _spread(value: Any, number: int) -> list[float]:
@@ -407,6 +416,18 @@ def _gather_inline(module: _Priced, decoder: Decoder, network: Any) -> None:
     module.blocks[-1]["forward_ms"] += there
     if module.returns:
         [block for block in module.blocks if block["backward_ms"]][-1]["backward_ms"] += back
+
+
+def in_pieces(blocks: list[Document], key: str, pieces: int) -> Any:
+    """What blocks of a module come to, in pieces of as many layers each as goes: what stands before a first layer is of
+    the first piece, and everything else that is no layer of that of the layer before it."""
+    units = [block for block in blocks for _ in range(block["count"])]
+    num_layers = sum(bool(block.get("layer", True)) for block in units)
+    sums, seen = [0.0] * pieces, 0
+    for block in units:
+        seen += bool(block.get("layer", True))
+        sums[max(0, seen - 1) * pieces // num_layers] += block.get(key, 0.0)
+    return sums if pieces > 1 else sums[0]
 
 
 def _add_away(
@@ -445,10 +466,11 @@ def _add_away(
                 {
                     "name": own.name,
                     "run": own.run,
-                    "forward_ms": total("forward_ms"),
-                    "backward_ms": total("backward_ms"),
+                    "forward_ms": in_pieces(blocks, "forward_ms", own.pieces),
+                    "backward_ms": in_pieces(blocks, "backward_ms", own.pieces),
                     "feed_ms": moved + network.gather_ms(decoder.tp, 1, number * module.size),
-                    "activation_bytes": total("activation_bytes"),
+                    "activation_bytes": in_pieces(blocks, "activation_bytes", own.pieces),
+                    "pieces": own.pieces,
                     "microbatches_per_pass": number,
                 }
             )

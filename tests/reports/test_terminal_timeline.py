@@ -66,7 +66,7 @@ def test_columns_hold_what_stages_do(num_microbatches: int, num_columns: int) ->
         assert worked.min() >= -1e-9
         assert worked.sum(axis=0).max() <= 1 + 1e-9
         told_ms = worked.sum(axis=1) * timeline.step_ms / num_columns
-        parts = (shares.forward_ms, shares.backward_ms, shares.recompute_ms, shares.tail_ms)
+        parts = (shares.forward_ms, shares.backward_ms, shares.recompute_ms, shares.encoders_ms, shares.tail_ms)
         assert told_ms == pytest.approx(np.array([part[stage] for part in parts]))
 
 

@@ -52,6 +52,12 @@ def on_own(name: str, tp: int, dp: int, mbs: int, offset: int, pp: int = 1) -> A
 
 DECODER = Strategy(2, 2, 2, 1)
 MIXED = {
+    "ranks of its own and prefetch": beside(
+        on_own("vision", 1, 4, 1, 4), on_shared("prefetch", "audio", 1, 4, 2), Strategy(2, 2, 1, 4)
+    ),
+    "bubbles and ranks of its own": beside(
+        on_shared("bubbles", "vision", 1, 4, 2), on_own("audio", 1, 4, 1, 4), Strategy(2, 2, 1, 4)
+    ),
     "phases and prefetch": beside(
         on_shared("phases", "vision", 2, 4, 3), on_shared("prefetch", "audio", 1, 8, 1), DECODER
     ),
@@ -111,7 +117,7 @@ def test_planned_written_read_and_drawn(strategy: Strategy) -> None:
     [
         (
             beside(on_own("vision", 1, 4, 1, 4), on_shared("prefetch", "audio", 1, 4, 1), Strategy(2, 2, 1, 4)),
-            "vision is on ranks of its own, whose stages begin the pipeline, and audio runs as prefetch",
+            "a pass of the encoder takes 2 samples, which must be whole micro-batches of 4",
         ),
         (
             beside(on_shared("prefetch", "vision", 1, 8, 1), on_shared("phases", "audio", 1, 8, 1), DECODER),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -267,3 +268,37 @@ def test_bounds_hold_for_the_job_that_was_searched(tmp_path: Path) -> None:
     assert other is not None
     assert other.gap_fraction is None
     assert "has not been searched" in other.words
+
+
+def test_each_of_two_encoders_has_sizes_of_its_own(tmp_path: Path, repository: Path) -> None:
+    here = tmp_path / "omni"
+    shutil.copytree(repository / "examples" / "qwen25_omni_7b", here)
+    session = Session(here)
+    text = (here / "job.yaml").read_text() + "  layouts: all\n  tp: [1, 2]\n  cp: [1]\n"
+    session.open_job(Path("job.yaml"), text)
+
+    def act(sizes: dict[str, int | str]) -> dict[str, words.SizeChoices]:
+        action = {"kind": "sizes", "sizes": sizes}
+        act_on(session, words.Do.model_validate({"revision": session.revision, "action": action}))
+        return {size.name: size for size in session.draw(None)[0].sizes}
+
+    sizes = act({"PP": 2, "TP": 1, "vision.LAYOUT": "chain", "audio.LAYOUT": "chain"})
+    assert {name for name in sizes if "." in name} == {"vision.LAYOUT", "audio.LAYOUT"}
+    assert sizes["vision.LAYOUT"].value == "chain"
+    assert sizes["audio.LAYOUT"].choices == ("chain", "phases", "bubbles", "prefetch")
+    act({"vision.LAYOUT": "prefetch"})
+    sizes = act({"audio.LAYOUT": "phases"})
+    assert (sizes["vision.LAYOUT"].value, sizes["audio.LAYOUT"].value) == ("prefetch", "phases")
+    page = session.draw(None)[0]
+    assert page.commands[-1].endswith("--sizes audio.LAYOUT=phases --out plan-3.json")
+    assert page.report is not None
+    layout = page.report.plans[0].layout
+    assert layout is not None
+    assert [one.encoder.name for one in (layout, *layout.others)] == ["vision", "audio"]
+    sizes = act({"vision.MBS": 8})
+    assert sizes["vision.MBS"].value == 8
+    assert sizes["audio.LAYOUT"].value == "phases"
+    with pytest.raises(JobError, match=r"vision.EP is no size of an encoder vision; known are LAYOUT, PP, TP"):
+        act({"vision.EP": 2})
+    with pytest.raises(JobError, match=r"no encoder sight; its encoders are vision, audio"):
+        act({"sight.TP": 2})

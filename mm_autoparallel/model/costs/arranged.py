@@ -22,6 +22,7 @@ from mm_autoparallel.model.costs.features import hands_on
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators
 from mm_autoparallel.model.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import deal_pipelines
 from mm_autoparallel.pipeline.footprint import Beside, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
@@ -254,14 +255,21 @@ def _add_away(parts: _Parts, stages: Problem) -> Problem:
         stage_tail_ms=tails_ms,
         communicator_bytes=communicator_bytes,
         beside=(Beside(0.0, 0.0, 0.0, 0.0),) * begun + beside,
-        encoders=_deal(stages.num_stages, away),
+        encoders=_deal(parts.decoder.num_stages, begun, away),
     )
 
 
-def _deal(num_stages: int, away: Sequence[Away]) -> tuple[Any, ...]:
-    """Encoders that take turns on the stages, each one's first pass a stage before that of the one before."""
-    found = [one.encoder for one in away if one.encoder]
-    return tuple(replace(one, pipelines=deal_pipelines(num_stages, 1, turn)) for turn, one in enumerate(found))
+def _deal(num_stages: int, begun: int, away: Sequence[Away]) -> tuple[Encoder, ...]:
+    """Encoders that take turns on the decoder's stages, which come behind `begun` others, each one's first pass a stage
+    before that of the one before."""
+    return tuple(
+        replace(
+            one,
+            pipelines=tuple(each * one.num_stages for each in deal_pipelines(num_stages, 1, turn, begun)),
+            first_stage=begun,
+        )
+        for turn, one in enumerate(one.encoder for one in away if one.encoder)
+    )
 
 
 def _delay(blocks: Sequence[ChainBlock], index: int, forward_ms: float, backward_ms: float) -> tuple[ChainBlock, ...]:

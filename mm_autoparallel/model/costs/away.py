@@ -10,7 +10,7 @@ takes adds up, and what works does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.model.blocks.chain import AudioStem, PatchEmbedding
@@ -63,6 +63,14 @@ class Module:
     def trains(self) -> bool:
         """Whether it has a backward."""
         return any(block.backward_ms for block in self.blocks)
+
+    def phases_ms(self, global_batch_size: int, parts: Collection[str]) -> float:
+        """Forwards and backwards of those encoders in the phases of a step."""
+        own, again = self.arrangement.encoder, self.arrangement.encoder_run == "recomputed_phases" and self.trains
+        mine = [block for block in self.blocks if block.modality in parts]
+        # what runs once more is all in front of a block that has a backward, as what it keeps is made of all before it
+        each_ms = sum(block.count * (block.forward_ms * (1 + again) + block.backward_ms) for block in mine)
+        return global_batch_size // (own.dp * own.mbs) * each_ms * self.problem.time_factors[0]
 
 
 @dataclass(frozen=True)
@@ -164,12 +172,9 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> Parted:
     own, again = module.arrangement.encoder, module.arrangement.encoder_run == "recomputed_phases"
     num_calls = known.workload.global_batch_size // (own.dp * own.mbs)
     crossing = module.crossing
-    forward_ms, backward_ms = (
-        sum(block.count * getattr(block, name) for block in first) for name in ("forward_ms", "backward_ms")
-    )
-    # what runs once more is all in front of a block that has a backward, as what it keeps is made of all before it
-    each_ms = forward_ms + backward_ms + (forward_ms if again and trains else 0.0)
-    phases_ms = num_calls * each_ms * encoder.time_factors[0] + sum(block.count * block.tail_ms for block in first)
+    forward_ms = sum(block.count * block.forward_ms for block in first)
+    phases_ms = module.phases_ms(known.workload.global_batch_size, module.arrangement.encoder.parts)
+    phases_ms += sum(block.count * block.tail_ms for block in first)
     phases_ms += factor * (crossing.forward_ms + (crossing.backward_ms if trains else 0.0))
     phases_ms += encoder.stage_tail_ms[0] - known.calibration.figures.step_ms
     before_ms = num_calls * forward_ms * encoder.time_factors[0] + factor * crossing.forward_ms
@@ -186,27 +191,42 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> Parted:
 def _in_bubbles(known: CostModel, module: Module, factor: float) -> Parted:
     """The same where passes are dealt to stages in turn."""
     strategy, encoder, first, trains = module.strategy, module.problem, module.blocks, module.trains
-    number, crossing = count_per_pass(strategy), module.crossing
-    forward_ms, backward_ms = (
-        encoder.time_factors[0] * sum(block.count * getattr(block, name) for block in first)
-        for name in ("forward_ms", "backward_ms")
-    )
+    number, crossing, pieces = count_per_pass(strategy), module.crossing, _cut_into_pieces(module)
+    time_factor = encoder.time_factors[0]
     arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * module.size_bytes
     after_ms = sum(block.count * block.tail_ms for block in first) + encoder.stage_tail_ms[0]
     after_ms -= known.calibration.figures.step_ms
     beside = Encoder(
         module.arrangement.encoder.name,
-        (forward_ms,),
-        (backward_ms,),
+        tuple(time_factor * sum(n * block.forward_ms for block, n in piece) for piece in pieces),
+        tuple(time_factor * sum(n * block.backward_ms for block, n in piece) for piece in pieces),
         (),
         "prefetch" if module.arrangement.encoder_run == "prefetch" else "bubbles",
         number,
         feed_ms=factor * (max(crossing.forward_ms, crossing.backward_ms) if trains else crossing.forward_ms),
-        static_bytes=(0.0,),  # in stage_static_bytes
-        activation_bytes=(sum(block.count * block.activation_bytes for block in first),),
+        static_bytes=(0.0,) * len(pieces),  # in stage_static_bytes
+        activation_bytes=tuple(sum(n * block.activation_bytes for block, n in piece) for piece in pieces),
     )
     working_bytes = max(block.transient_bytes for block in first)
     return number * module.size_bytes, arrived_bytes, working_bytes, after_ms, 0.0, beside
+
+
+def _cut_into_pieces(module: Module) -> list[list[tuple[ChainBlock, int]]]:
+    """The module's blocks, and how many of each, piece by piece: layers in equal numbers, as far as they go, and what
+    is no layer with the layer before it, or with the first."""
+    number = module.arrangement.encoder.pieces
+    found: list[list[tuple[ChainBlock, int]]] = [[] for _ in range(number)]
+    num_layers, passed, at = sum(block.count for block in module.blocks if block.layer), 0, 0
+    for block in module.blocks:
+        if not block.layer:
+            found[at].append((block, block.count))
+            continue
+        of_layers = [(passed + layer) * number // num_layers for layer in range(block.count)]
+        found_there = ((piece, of_layers.count(piece)) for piece in dict.fromkeys(of_layers))
+        for at, count in found_there:
+            found[at].append((block, count))
+        passed += block.count
+    return found
 
 
 def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:

@@ -28,7 +28,8 @@ class ModuleLayout:
 
     name: of encoders that share it, all of their names, in the order of the chain (`vision+audio`).
 
-    rank_offset: its first rank; it has the `num_ranks` from there on, tensor parallel ranks side by side.
+    rank_offset: its first rank; it has the `num_ranks` from there on, tensor parallel ranks side by side. pieces: into
+    which each pass is cut, of whole layers, where it runs in bubbles or as prefetch.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModuleLayout:
     mbs: int
     cp: int = 1
     rank_offset: int = 0
+    pieces: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -129,8 +131,15 @@ class Arrangement:
         return "; ".join(one._name for one in self.each)
 
     @property
+    def words(self) -> str:
+        """`colocated in phases`, of the first module."""
+        run = self.encoder_run.replace("_", " ")
+        return self.kind + {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
+
+    @property
     def _name(self) -> str:
-        of, run = self.encoder, self.encoder_run.replace("_", " ")
-        told = {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
-        each, shared = f" MBS {of.mbs}" if self.away else "", f" CP {of.cp}" if of.cp > 1 else ""
-        return f"{self.kind}{told}, {of.name} PP {of.pp} TP {of.tp}{shared} DP {of.dp}{each}"
+        of = self.encoder
+        each = f" MBS {of.mbs}" if self.away else ""
+        each += f" in {of.pieces} pieces" if of.pieces > 1 else ""
+        shared = f" CP {of.cp}" if of.cp > 1 else ""
+        return f"{self.words}, {of.name} PP {of.pp} TP {of.tp}{shared} DP {of.dp}{each}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PLANNED_SCHEDULES = ("1f1b", "interleaved_1f1b")
 """Those that go with an arrangement; the second only with encoders that are away."""
+PREFETCH_LAW = "prefetch makes features in another step, with other weights, and this encoder or its projector trains"
 _MEGATRON: tuple[Stack, ...] = ("megatron-te", "megatron-local")
 
 
@@ -98,14 +99,6 @@ def _break_modules(model: Model, arrangement: Arrangement) -> Iterator[str]:
             yield f"layout names the encoders {one.encoder.name} in another order than the model, {', '.join(names)}"
     if all(one.in_chain for one in each):
         yield "all encoders lie on the decoder's stages under its sizes, which is the chain; plan that"
-    away = next((one for one in each if one.in_bubbles), None)
-    apart = next((one for one in each if one.apart), None)
-    if away and apart:
-        run = "as prefetch" if away.encoder_run == "prefetch" else "in bubbles"
-        yield (
-            f"{apart.encoder.name} is on ranks of its own, whose stages begin the pipeline, and {away.encoder.name} "
-            f"runs {run}, whose passes need the decoder's there; have it inline, in phases or on ranks of its own"
-        )
 
 
 def module_reasons(
@@ -139,13 +132,14 @@ def module_reasons(
     if workload.stack == "mindspeed-mm":
         yield from _break_mindspeed_mm(arrangement, decoder, trains)
     num_layers = sum(part.layers.num_layers for part in model.encoders if part.name in encoder.parts)
+    if encoder.pieces < 1 or (encoder.pieces > 1 and not arrangement.in_bubbles):
+        yield f"{encoder.name} is in {encoder.pieces} pieces; passes in bubbles or as prefetch alone are cut, from 1 on"
+    if encoder.pieces > num_layers:
+        yield f"{encoder.pieces} pieces of a pass need a layer each, and {encoder.name} has {num_layers}"
     if encoder.pp > num_layers:
         yield f"encoder PP {encoder.pp} needs a layer a stage, and {encoder.name} has {num_layers}"
     if arrangement.encoder_run == "prefetch" and trains:
-        yield (
-            "prefetch makes features in another step, with other weights, and this encoder or its projector trains; "
-            "freeze both, or run it in bubbles"
-        )
+        yield f"{PREFETCH_LAW}; freeze both, or run it in bubbles"
     for reason in division_reasons(model, workload, strategy.of_encoder(), encoder.parts):
         yield f"of the encoder: {reason}"
 

@@ -52,7 +52,8 @@ class SearchSpace(Noun):
     layer_strategies: strategies too in which layers of
     one stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
     layouts: of encoders and decoder: chain, colocated, disaggregated or all (model/job/arrangement.py); nothing: chain.
-    encoder_cp: context parallel sizes of encoders with sizes of their own, in such layouts.
+    encoder_cp: context parallel sizes of encoders with sizes of their own, in such layouts. encoder_pieces: into how
+    many pieces, of whole layers, their passes in bubbles and as prefetch may be cut.
     devices: how many of the cluster's a plan may use; nothing: all.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
@@ -90,6 +91,7 @@ class SearchSpace(Noun):
     layer_strategies: Flag = False
     layouts: tuple[ModuleKind, ...] | Literal["all"] = Field(("chain",), min_length=1)
     encoder_cp: tuple[Count, ...] = Field((1,), min_length=1)
+    encoder_pieces: tuple[Count, ...] = Field((1,), min_length=1)
     devices: tuple[Count, ...] | None = Field(None, min_length=1)
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None

@@ -67,6 +67,12 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             "has the chain alone, whose encoders have the decoder's CP; name other layouts, or leave it out",
             where=f"job file {path}",
         )
+    if limits.encoder_pieces != (1,) and "colocated" not in limits.kinds:
+        raise JobError(
+            f"search.encoder_pieces is {list(limits.encoder_pieces)}, of passes in bubbles and as prefetch, which are "
+            "colocated layouts, and search.layouts has none; name colocated, or leave it out",
+            where=f"job file {path}",
+        )
     if limits.layouts != "all":
         for kind in limits.layouts:
             reason = stack_reason(workload, kind)

@@ -98,8 +98,8 @@ def find_confirmable_ms(problem: EncodedProblem, decoder_ms: float) -> float:
     by_name = {encoder.name: encoder for encoder in encoders}
 
     def way_ms(encoder: Encoder, is_forward: bool) -> float:
-        """Through it and all that it follows, to the decoder or back."""
-        if encoder.run != "bubbles":
+        """Through it and all that it follows, to the decoder's first stage or back."""
+        if encoder.run != "bubbles" or encoder.first_stage:
             return 0.0
         passes = encoder.forward_ms if is_forward else encoder.backward_ms
         own_ms = sum(passes) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
@@ -167,7 +167,7 @@ def _held_always(problem: EncodedProblem) -> list[float]:
                     held[device] += size
         ahead = passes if encoder.most_ahead is None else min(passes, encoder.most_ahead)
         at_once = {"bubbles": ahead, "prefetch": passes * encoder.prefetch_depth, "cached": 1}[encoder.run]
-        held[0] += encoder.output_bytes * at_once if encoder.name not in followed else 0.0
+        held[encoder.first_stage] += encoder.output_bytes * at_once if encoder.name not in followed else 0.0
     return held
 
 
@@ -317,7 +317,7 @@ def _add_pass(
         elif follower is not None:
             waits = [((follower.name, BACKWARD, 0, index), encoder.feed_ms)]
         else:
-            waits = [(("", BACKWARD, 0, m), encoder.feed_ms) for m in fed]
+            waits = [(("", BACKWARD, encoder.first_stage, m), encoder.feed_ms) for m in fed]
         work.add(
             (name, BACKWARD, part, index), device, encoder.backward_ms[part], encoder.activation_bytes[part], waits
         )
@@ -325,10 +325,10 @@ def _add_pass(
         return
     if encoder.most_ahead is not None and index >= encoder.most_ahead:
         begun = range((index - encoder.most_ahead) * size, min(count, (index - encoder.most_ahead + 1) * size))
-        work.waits_ms[name, FORWARD, 0, index] += [(("", FORWARD, 0, m), 0.0) for m in begun]
+        work.waits_ms[name, FORWARD, 0, index] += [(("", FORWARD, encoder.first_stage, m), 0.0) for m in begun]
     if follower is None:
         for m in fed:
-            work.waits_ms["", FORWARD, 0, m].append(((name, FORWARD, end, index), encoder.feed_ms))
+            work.waits_ms["", FORWARD, encoder.first_stage, m].append(((name, FORWARD, end, index), encoder.feed_ms))
 
 
 def _check_memory(

@@ -19,6 +19,7 @@ from mm_autoparallel.pipeline.simulate.loads import Loads, graph_of, peak_bytes,
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +46,38 @@ class CriticalPath:
 
 
 @dataclass(frozen=True, eq=False)
+class Passes:
+    """What encoders run beside a pipeline, on its stages: arrays [n] over their passes, by stage and start.
+
+    names: of encoders, which `owner` numbers. kind, part, index: forward or backward, which stage of the encoder or
+    piece of a pass, and which pass. kept_bytes: what each
+    holds from its forward's start to its backward's end, of a frozen encoder to its own. on_path: whether it lies on
+    the longest path; path: the pipeline's own tasks that do.
+    """
+
+    names: tuple[str, ...]
+    stage: Ints
+    owner: Ints
+    kind: Ints
+    part: Ints
+    index: Ints
+    start_ms: Floats
+    end_ms: Floats
+    kept_bytes: Floats
+    is_frozen: Flags
+    on_path: Flags
+    path: Ints
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """One simulated step.
 
     graph: its tasks, in topological order; start_ms, end_ms: [n]. loads: what every stage had to do.
     peak_memory_bytes, peak_host_bytes: [P], on the device and on its host. The idle times, all [P], add up with busy
     and tail to step_ms on every stage: idle_warmup_ms before its first task, idle_cooldown_ms after its own tail,
-    idle_communication_ms waiting for a transfer, idle_imbalance_ms waiting for another stage's work.
+    idle_communication_ms waiting for a transfer, idle_imbalance_ms waiting for another stage's work. passes: of
+    encoders beside the pipeline, which busy_ms counts too.
     """
 
     step_ms: float
@@ -67,6 +93,16 @@ class Timeline:
     idle_imbalance_ms: Floats
     idle_cooldown_ms: Floats
     critical_path: CriticalPath
+    passes: Passes | None = None
+
+    @property
+    def encoders_ms(self) -> Floats:
+        """[P] what passes of encoders take of each stage's busy time."""
+        if self.passes is None:
+            return np.zeros(self.graph.num_stages)
+        lengths_ms = self.passes.end_ms - self.passes.start_ms
+        sums: Floats = np.bincount(self.passes.stage, lengths_ms, self.graph.num_stages)  # type: ignore[assignment]
+        return sums
 
     @property
     def bubble_fraction(self) -> float:
@@ -223,7 +259,9 @@ def idle_before(timeline: Timeline) -> tuple[Floats, Floats]:
 
 
 def tasks_on_path(timeline: Timeline) -> Ints:
-    """The tasks of the longest path, from the last to the first: those that `Timeline.critical_path` counts."""
+    """The pipeline's tasks of the longest path, the last one first: those that `Timeline.critical_path` counts."""
+    if timeline.passes is not None:
+        return timeline.passes.path
     graph, ends_ms = timeline.graph, np.append(timeline.end_ms, 0.0)
     previous, last = neighbours(graph)
     found, task = [], int(last[timeline.critical_path.end_stage])

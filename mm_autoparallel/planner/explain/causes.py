@@ -44,7 +44,7 @@ def divide_step(job: Job | CostModel, plan: Plan) -> dict[str, float]:
         after = share_time(evaluate(costs, plan, scales.scale_all(silent, 0.0)).timeline)
         parts[cause] = _busy_ms(before) - _busy_ms(after)
         before = after
-    parts["compute"] = _mean_ms(before.forward_ms + before.backward_ms) + _mean_ms(before.tail_ms)
+    parts["compute"] = _mean_ms(before.forward_ms + before.backward_ms + before.encoders_ms + before.tail_ms)
     parts["recompute"] = _mean_ms(before.recompute_ms)
     parts["transfers between stages"] += _mean_ms(whole.idle_communication_ms)
     parts["pipeline fills and drains"] = _mean_ms(whole.idle_warmup_ms + whole.idle_cooldown_ms)
@@ -54,7 +54,8 @@ def divide_step(job: Job | CostModel, plan: Plan) -> dict[str, float]:
 
 
 def _busy_ms(shares: TimeShares) -> float:
-    return _mean_ms(shares.forward_ms + shares.backward_ms + shares.recompute_ms + shares.tail_ms)
+    busy_ms = shares.forward_ms + shares.backward_ms + shares.recompute_ms + shares.encoders_ms + shares.tail_ms
+    return _mean_ms(busy_ms)
 
 
 def _mean_ms(values_ms: np.ndarray) -> float:

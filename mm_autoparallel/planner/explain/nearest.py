@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.explain.why_not import Wish, describe_wish, match_strategies
+from mm_autoparallel.planner.explain.modules import Own, Wish, list_branches
+from mm_autoparallel.planner.explain.why_not import describe_wish, match_strategies
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan
-from mm_autoparallel.planner.search.space import strategy_key
+from mm_autoparallel.planner.search.arrangements import Branch, combine, is_as_decoder, is_lawful_beside
+from mm_autoparallel.planner.search.space import judge, strategy_key
 
-_DERIVED = ("dp", "schedule", "orders")
-"""What follows from the other fields, and so is no likeness."""
+_DERIVED = ("dp", "schedule", "orders", "arrangement")
+"""What follows from the other fields, and so is no likeness; encoders are looked at one by one."""
 
 
 def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str = "--sizes") -> Plan:
@@ -24,19 +28,65 @@ def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str =
 
 
 def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--sizes") -> Strategy:
-    """The lawful strategy with the sizes of `wish` that has most other fields as `present` has them; of equally near
-    ones the plainest. flag: what messages call the wish.
+    """The lawful strategy with the sizes of `wish` that is most like `present`: in its fields and how its encoders run,
+    then in the encoders' sizes; of equally near ones the plainest. flag: what messages call the wish.
 
     Raises PlanError with the law against it where none is lawful, JobError where no product of sizes makes the devices.
     """
-    entries, _ = match_strategies(job, wish, flag)
-    lawful = [entry.strategy for entry in entries if entry.reason is None]
+    entries, boughs, _ = match_strategies(job, wish, flag)
+    near = _Nearness(job, present, wish)
+    lawful = (entry.strategy for entry in entries if entry.reason is None)
+    best = min(lawful, key=near.distance, default=None)
+    for branch in list_branches(boughs):
+        if best is None or near.least(branch) <= near.distance(best)[0]:
+            ways = sorted(filter(branch.is_meant, near.list_ways(branch)), key=near.distance)
+            found = next((one for one in ways if judge(job, one).reason is None), None)
+            best = min(filter(None, (best, found)), key=near.distance, default=None)
+    if best is not None:
+        return best
+    if not entries:
+        raise PlanError(f"{flag} {describe_wish(wish)}: no choice for the encoders is lawful together with it")
+    closest = min(entries, key=lambda entry: near.distance(entry.strategy))
+    raise PlanError(f"{flag} {describe_wish(wish)}: {closest.reason}")
 
-    def distance(strategy: Strategy) -> tuple[int, tuple[int | str, ...]]:
-        kept = [field.name for field in fields(Strategy) if field.name not in (*wish, *_DERIVED)]
-        return sum(getattr(strategy, name) != getattr(present, name) for name in kept), strategy_key(strategy)
 
-    if not lawful:
-        closest = min(entries, key=lambda entry: distance(entry.strategy))
-        raise PlanError(f"{flag} {describe_wish(wish)}: {closest.reason}")
-    return min(lawful, key=distance)
+class _Nearness:
+    """How like `present` strategies are, but for what a wish names."""
+
+    def __init__(self, job: Job, present: Strategy, wish: Wish) -> None:
+        self._job, self._present = job, present
+        self._kept = [field.name for field in fields(Strategy) if field.name not in (*wish, *_DERIVED)]
+        self._own = {encoder.name: Own.of(present, encoder.name) for encoder in getattr(job.model, "encoders", ())}
+
+    def distance(self, strategy: Strategy) -> tuple[int, int, bool, tuple[int | str, ...]]:
+        """Less is nearer."""
+        unlike = [own.differs(Own.of(strategy, name)) for name, own in self._own.items()]
+        others = sum(getattr(strategy, name) != getattr(self._present, name) for name in self._kept)
+        runs, sizes = (sum(each) for each in zip(*unlike, strict=True)) if unlike else (0, 0)
+        is_other = strategy.arrangement != self._present.arrangement
+        return others + runs, sizes, is_other, strategy_key(strategy)
+
+    def least(self, branch: Branch) -> int:
+        """Of distances of its strategies the first part is no less."""
+        names = (name for name in self._kept if name != "pp")
+        return sum(getattr(branch.decoder, name) != getattr(self._present, name) for name in names)
+
+    def list_ways(self, branch: Branch) -> Iterator[Strategy]:
+        """Of a branch's strategies with several modules those that may be nearest."""
+        for options in branch.several():
+            yield from combine(branch.decoder, tuple(self._list_nearest(branch.decoder, each) for each in options))
+
+    def _list_nearest(self, decoder: Strategy, options: Sequence[Arrangement]) -> tuple[Arrangement, ...]:
+        """Of one module's options the lawful one that is nearest, of each way to run and number of stages."""
+
+        def unlike(one: Arrangement) -> tuple[int, int, bool, str]:
+            present = self._present.arrangement.each if self._present.arrangement else ()
+            own = self._own[one.encoder.name]
+            return *own.differs(Own.beside(decoder, one)), one not in present, one.name
+
+        found: dict[object, Arrangement] = {}
+        for one in sorted(options, key=unlike):
+            way = one.kind, one.encoder_run, one.num_stages_apart, is_as_decoder(decoder, one), one.in_chain
+            if way not in found and is_lawful_beside(self._job, decoder, one):
+                found[way] = one
+        return tuple(found.values())

@@ -8,7 +8,8 @@ from typing import Any
 
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.search.space import list_entries
+from mm_autoparallel.planner.explain.modules import list_branches, list_owns
+from mm_autoparallel.planner.search.space import list_all_boughs, list_entries
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
         "search.encoder_cp",
         lambda one: max(each.encoder.cp for each in one.arrangement.each) if one.arrangement else 1,
     ),
+    (
+        "pieces of encoders' passes beside the pipeline",
+        "search.encoder_pieces",
+        lambda one: max(each.encoder.pieces for each in one.arrangement.each) if one.arrangement else 1,
+    ),
     ("layers of one stage shared in several ways", "search.layer_strategies", lambda one: bool(one.layouts)),
 )
 
@@ -67,6 +73,14 @@ _OF_OVERLAPS = {
     "overlap_param_gather": "weights gathered behind the forward",
     "overlap_p2p": "transfers between stages beside compute",
 }
+_OF_ENCODER = (
+    ("pipeline stages", "pp"),
+    ("tensor parallel size", "tp"),
+    ("context parallel size", "cp"),
+    ("replicas", "dp"),
+    ("samples at once", "mbs"),
+    ("pieces of a pass", "pieces"),
+)
 
 
 def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Variable, ...]:
@@ -75,7 +89,9 @@ def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[V
     found = [_of_strategy(name, where, {value(one) for one in lawful}) for name, where, value in _OF_STRATEGY]
     batches = {one.num_microbatches(job.workload.global_batch_size) for one in lawful}
     found.append(_of_strategy("micro-batches of a step", "follows from replicas and samples", batches))
-    return (*found, *_list_overlaps(job, lawful), *_list_placed(job), *_list_fixed(job))
+    return (
+        *found, *_list_overlaps(job, lawful), *_list_of_encoders(job, look), *_list_placed(job), *_list_fixed(job),
+    )  # fmt: skip
 
 
 def _list_overlaps(job: Job, lawful: Sequence[Strategy]) -> Iterator[Variable]:
@@ -94,6 +110,17 @@ def _say(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value) if value != "" else "as the workload has it"
+
+
+def _list_of_encoders(job: Job, look: Callable[[], None]) -> Iterator[Variable]:
+    """What layouts decide of each encoder by itself; nothing where the search has the chain alone."""
+    chain = {"chain"} & set(job.search.kinds)
+    for name, every in list_owns(job, list_branches(list_all_boughs(job, look)), look).items():
+        if every:
+            yield _of_strategy(f"how {name} runs", "search.layouts", {own.layout for own in every} | chain)
+        for words, key in _OF_ENCODER if every else ():
+            where = f"layout.modules.{name}.{key if key == 'pieces' else key.upper()}"
+            yield _of_strategy(f"{words} of {name} in such a layout", where, {getattr(own, key) for own in every})
 
 
 def _list_placed(job: Job) -> Iterator[Variable]:

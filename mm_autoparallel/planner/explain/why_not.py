@@ -17,12 +17,13 @@ import numpy as np
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS
-from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.explain import modules
 from mm_autoparallel.planner.explain.causes import divide_step
+from mm_autoparallel.planner.explain.modules import Wish
 from mm_autoparallel.planner.search.arrangements import Bough, Branch
 from mm_autoparallel.planner.search.candidate import Status
 from mm_autoparallel.planner.search.planner import examine
@@ -32,6 +33,8 @@ from mm_autoparallel.validation import nearest
 
 _SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
 _SCHEDULE, _LAYOUT = "SCHEDULE", "LAYOUT"
+_OF_MODULE = (_LAYOUT, *(size.upper() for size in modules.SIZES))
+"""Of a single encoder, named before it with a point between."""
 _LAYOUTS = (*MODULE_KINDS, *ENCODER_RUNS[1:])
 """What a layout may be called: its kind, or how its encoder runs."""
 _LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
@@ -42,9 +45,6 @@ _OPEN = ("pp", "tp", "dp", "mbs", "cp")
 
 TOLD_PROBABILITY = 0.01
 """Of running out of memory: what is less likely goes without saying."""
-
-Wish = Mapping[str, int | str]
-"""Fields of a Strategy and their values."""
 
 
 @dataclass(frozen=True)
@@ -73,34 +73,39 @@ class WhyNot:
 
 
 def parse_wish(text: str, flag: str = "--why-not") -> Wish:
-    """`PP=8,TP=4` → fields of a Strategy. flag: what messages call it. Raises JobError naming the word that is not
-    understood."""
+    """`PP=8,TP=4` → fields of a Strategy, `vision.TP=1` → those of an encoder's module. flag: what messages call it.
+    Raises JobError naming the word that is not understood."""
     wish: dict[str, int | str] = {}
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
-        name = key.upper()
-        if not equals or name not in (*_SIZES, _SCHEDULE, _LAYOUT):
-            known = ", ".join((*_SIZES, _SCHEDULE, _LAYOUT))
-            hint = nearest(name, (*_SIZES, _SCHEDULE, _LAYOUT)) if equals else ""
+        module, of = modules.split_key(key)
+        name, known = of.upper(), _OF_MODULE if module else (*_SIZES, _SCHEDULE, _LAYOUT)
+        if not equals or name not in known:
+            hint = nearest(name, known) if equals else ""
+            what = f"no size of an encoder {module}" if module else "no size of a strategy"
             raise JobError(
-                f"{flag} {text!r}: {word.strip()!r} names no size of a strategy{hint}; it takes NAME=VALUE with "
-                f"commas between, such as PP=8,TP=4, and knows {known}"
+                f"{flag} {text!r}: {word.strip()!r} names {what}{hint}; it takes NAME=VALUE with commas between, such "
+                f"as PP=8,TP=4 or vision.TP=1, and knows {', '.join(known)}"
             )
-        if name.lower() in wish:
-            raise JobError(f"{flag} {text!r}: {name} stands there twice")
-        if name == _SCHEDULE:
-            wish["schedule"] = value
-        elif name == _LAYOUT:
-            if value not in _LAYOUTS:
-                known = ", ".join(_LAYOUTS)
-                raise JobError(f"{flag} {text!r}: {name} is {value!r}{nearest(value, _LAYOUTS)}; known are {known}")
-            wish["layout"] = value
-        elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
-            wish[name.lower()] = int(value)
-        else:
-            least = "a whole number" if name == "ZERO" else "a whole number of at least 1"
-            raise JobError(f"{flag} {text!r}: {name} is {value!r}; {least} is expected")
+        field = f"{module}.{of.lower()}" if module else of.lower()
+        if field in wish:
+            raise JobError(f"{flag} {text!r}: {modules.format_key(field)} stands there twice")
+        wish[field] = _parse_value(f"{flag} {text!r}: {modules.format_key(field)}", module, name, value)
     return wish
+
+
+def _parse_value(where: str, module: str, name: str, value: str) -> int | str:
+    if name == _SCHEDULE:
+        return value
+    if name == _LAYOUT:
+        known = modules.LAYOUTS if module else _LAYOUTS
+        if value not in known:
+            raise JobError(f"{where} is {value!r}{nearest(value, known)}; known are {', '.join(known)}")
+        return value
+    if value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
+        return int(value)
+    least = "a whole number" if name == "ZERO" else "a whole number of at least 1"
+    raise JobError(f"{where} is {value!r}; {least} is expected")
 
 
 def explain_why_not(
@@ -116,7 +121,7 @@ def explain_why_not(
     """
     costs = CostModel.of(job)
     job = costs.job
-    entries, boughs, limits = _match(job, wish)
+    entries, boughs, limits = match_strategies(job, wish)
     outside = limits is not job.search
     if boughs and outside:
         costs = CostModel(replace(job, search=limits))
@@ -149,27 +154,28 @@ def _describe_law(job: Job, strategy: Strategy) -> str:
 
 
 def describe_wish(wish: Wish) -> str:
-    """`PP 8 TP 4`."""
-    return " ".join(f"{name.upper()} {value}" for name, value in wish.items())
+    """`PP 8 TP 4 vision.TP 1`."""
+    return " ".join(f"{modules.format_key(key)} {value}" for key, value in wish.items())
 
 
-def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tuple[SpaceEntry, ...], bool]:
-    """The strategies that match: of the job's limits, else of these without those on what is named, else of none; and
-    whether the job's limits leave them out. Several encoders are one module here. Raises JobError where no product of
-    sizes makes the cluster's devices."""
-    entries, _, limits = _match(job, wish, flag, with_several=False)
-    return entries, limits is not job.search
-
-
-def _match(
-    job: Job, wish: Wish, flag: str = "--why-not", with_several: bool = True
+def match_strategies(
+    job: Job, wish: Wish, flag: str = "--why-not"
 ) -> tuple[tuple[SpaceEntry, ...], tuple[Bough, ...], SearchSpace]:
-    """The same, with what lists those of several modules, and the limits that have them. Raises as match_strategies."""
+    """The strategies that match, with what lists those of a module for each of several encoders, and the limits that
+    have them: the job's, else these without those on what is named, else none. Raises JobError where no product of
+    sizes makes the cluster's devices, or an encoder is named that the model has not."""
+    modules.check_modules(job, wish, f"{flag} {describe_wish(wish)}")
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
     named |= {"schedule": (wish["schedule"],)} if "schedule" in wish else {}
+    kinds = modules.kinds_of(wish)
     if "layout" in wish:
-        named["layouts"] = ("colocated" if wish["layout"] in ENCODER_RUNS else wish["layout"],)
+        kinds |= {"colocated" if wish["layout"] in ENCODER_RUNS else str(wish["layout"])}
+    if kinds:
+        named["layouts"] = tuple(kind for kind in MODULE_KINDS if kind in kinds)
+        for size, limit in (("cp", "encoder_cp"), ("pieces", "encoder_pieces")):
+            sizes = {int(of[size]) for of in modules.parts_of(wish).values() if size in of}
+            named |= {limit: tuple(sorted({1} | sizes))} if sizes else {}
     for limits in (
         job.search,
         job.search.model_copy(update=named),
@@ -178,9 +184,9 @@ def _match(
         entries = list_entries(replace(job, search=limits), with_several=False)
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
         several: tuple[Bough, ...] = ()
-        if with_several and len(job.model.encoders) > 1:
+        if len(job.model.encoders) > 1:
             several = tuple(_narrow(bough, wish) for bough in list_all_boughs(replace(job, search=limits)))
-        if found or any(True for bough in several for branch in bough.branches() for _ in branch.strategies()):
+        if found or any(True for branch in modules.list_branches(several) for _ in branch.strategies()):
             return found, several, limits
     number, num_layers = job.cluster.num_devices, job.model.num_layers
     if int(wish.get("vpp", 1)) > num_layers:
@@ -188,9 +194,8 @@ def _match(
             f"{flag} {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
             f"the model has {num_layers}"
         )
-    if wish.get("layout", "chain") != "chain":
-        layout = str(wish["layout"])
-        reason = model_reason(job.model, job.cluster, job.workload) or stack_reason(job.workload, layout)
+    if kinds - {"chain"}:
+        reason = modules.absence_reason(job, wish)
         why = f": {reason}" if reason else f" on {number} devices: no sizes of the encoder go with one of the decoder"
         raise JobError(f"{flag} {describe_wish(wish)}: there is no such strategy{why}")
     product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
@@ -203,12 +208,14 @@ def _match(
 
 def _narrow(bough: Bough, wish: Wish) -> Bough:
     """What a bough has of several modules that matches."""
-    of_decoder = {name: value for name, value in wish.items() if name not in ("layout", "pp")}
+    of_decoder = {name: value for name, value in wish.items() if name not in ("layout", "pp") and "." not in name}
 
     def list_branches() -> Iterator[Branch]:
         for branch in bough.branches():
             if _is_meant(branch.decoder, of_decoder):
-                yield replace(branch, together=lambda: iter(()), is_meant=partial(_is_meant, wish=wish))
+                several = partial(modules.narrow_options, branch, wish)
+                is_meant = partial(_is_meant, wish=wish)
+                yield replace(branch, together=lambda: iter(()), several=several, is_meant=is_meant)
 
     return replace(bough, branches=list_branches)
 
@@ -218,4 +225,7 @@ def _is_meant(strategy: Strategy, wish: Wish) -> bool:
     each = arrangement.each if arrangement else ()
     layouts = {word for one in each for word in (one.kind, one.encoder_run)} or {"chain"}
     own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
-    return all(value in layouts if name == "layout" else own[name] == value for name, value in wish.items())
+    plain = ((name, value) for name, value in wish.items() if "." not in name)
+    return modules.meets(strategy, wish) and all(
+        value in layouts if name == "layout" else own[name] == value for name, value in plain
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations, permutations, product
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from mm_autoparallel.model.job.arrangement_law import (
     encoders_train,
     model_reason,
     module_name,
+    module_reasons,
     stack_reason,
 )
 from mm_autoparallel.model.job.job import Job
@@ -99,12 +100,18 @@ class Bough:
 def combine(decoder: Strategy, options: Options) -> Iterator[Strategy]:
     """Every choice of one option of each module, but for all of them on the decoder's stages, which is the chain."""
     for first, *others in product(*options):
-        if not all(one.in_chain or _is_as(decoder, one) for one in (first, *others)):
+        if not all(one.in_chain or is_as_decoder(decoder, one) for one in (first, *others)):
             arrangement = replace(first, others=tuple(others))
             yield replace(decoder, pp=decoder.pp + arrangement.num_stages_apart, arrangement=arrangement)
 
 
-def _is_as(decoder: Strategy, one: Arrangement) -> bool:
+def is_lawful_beside(job: Job, decoder: Strategy, one: Arrangement) -> bool:
+    """Whether a module beside others obeys the laws that it has by itself."""
+    lone = decoder.with_only(one)
+    return next(module_reasons(job.model, job.cluster, job.workload, lone, True), None) is None
+
+
+def is_as_decoder(decoder: Strategy, one: Arrangement) -> bool:
     """Whether an encoder inline on one stage has the decoder's sizes."""
     inline, own = one.kind == "colocated" and not one.away, one.encoder
     return inline and (own.tp, own.cp, own.dp) == (decoder.tp, decoder.cp, decoder.dp)
@@ -113,17 +120,20 @@ def _is_as(decoder: Strategy, one: Arrangement) -> bool:
 def list_boughs(
     job: Job,
     num_devices: int,
-    sizes: Callable[[int], Iterator[Sizes]],
+    sizes: Callable[[int, Callable[[Sizes], bool]], Iterator[Sizes]],
     choose: Callable[[Sizes], Iterator[Strategy]],
     divisors: Callable[[int], tuple[int, ...]],
 ) -> Iterator[Bough]:
     """Those on `num_devices`, of the kinds that search.layouts names; where it names both, of both in one too.
 
-    sizes: those within the limits on so many devices. choose: the strategies of such sizes.
+    sizes: those within the limits on so many devices, without those that break a law at any MBS. choose: the strategies
+    of such sizes.
     """
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
         return
+    if "chain" in job.search.kinds and not _has_planned(job):
+        return  # where the chain is not asked for, they are listed so that the law is told
     alone = job.model.model_copy(update={"encoders": ()})
     breaks, names = _outlaw(job, alone), tuple(encoder.name for encoder in job.model.encoders)
 
@@ -146,12 +156,21 @@ def list_boughs(
     for number, kinds_there in asked:
         if number < num_devices and job.cluster.uneven_reason(number):
             continue
-        found = [each for each in sizes(number) if not breaks(each)]
+        found = [each for each in sizes(number, breaks) if not breaks(each)]
+        if len(names) == 1 and number < num_devices:
+            found = [each for each in found if _fits_apart(job, each, num_devices - number, divisors)]
         shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
         for kind, apart in kinds_there if shapes else ():
             num_apart = num_devices - number
             branches = partial(list_branches, kind, apart, found, num_apart)
             yield Bough(kind, number, apart, num_apart, shapes, branches)
+
+
+def _fits_apart(job: Job, decoder: Sizes, number: int, divisors: Callable[[int], tuple[int, ...]]) -> bool:
+    """Whether the one encoder has sizes on `number` ranks of its own beside such a decoder."""
+    (encoder,) = job.model.encoders
+    limits = encoder.layers.num_layers, job.cluster.max_tensor_parallel, tuple(job.search.encoder_cp)
+    return bool(_list_sizes_apart(number, decoder.mbs * decoder.dp, decoder.dp, limits, divisors))
 
 
 def _none() -> Iterator[Strategy]:
@@ -170,12 +189,17 @@ def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
     return breaks
 
 
+def _has_planned(job: Job) -> bool:
+    """Whether the search has a schedule that goes with an arrangement."""
+    return not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
+
+
 def _lawful(
     job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
 ) -> Iterator[Strategy]:
     """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
     search names none of these, with those that it names, so that the law is told."""
-    seen, has_planned = set(), not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
+    seen, has_planned = set(), _has_planned(job)
     for sizes in found:
         for one in choose(sizes):
             decoder = one if job.search.schedule else replace(one, schedule="")
@@ -187,7 +211,7 @@ def _lawful(
 
 def _colocated(job: Job, decoder: Strategy, divisors: Callable[[int], tuple[int, ...]]) -> Iterator[Strategy]:
     for one in _list_colocated(job, decoder, module_name(job.model), divisors):
-        if not _is_as(decoder, one) and not one.in_chain:
+        if not is_as_decoder(decoder, one) and not one.in_chain:
             yield replace(decoder, arrangement=one)
 
 
@@ -197,6 +221,7 @@ def _list_colocated(
     """The ways of one module on the decoder's devices, its chain's own included."""
     number, batch, parts = decoder.world_size, job.workload.global_batch_size, tuple(name.split(JOINED))
     trains = encoders_train(job.model, parts)
+    num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
     if decoder.pp > 1 and decoder.cp == 1:
         yield _on_shared("inline", ModuleLayout(name, decoder.pp, decoder.tp, decoder.dp, decoder.mbs))
     for tp, cp in product(divisors(min(number, job.cluster.max_tensor_parallel)), job.search.encoder_cp):
@@ -214,12 +239,12 @@ def _list_colocated(
         width, count = decoder.tp * decoder.cp, decoder.num_microbatches(batch)
         fits = decoder.pp > 1 and width % (tp * cp) == 0
         for run in beside if fits and stack_reason(job.workload, "colocated", "bubbles") is None else ():
-            for num_taken in divisors(count):
+            for num_taken, pieces in product(divisors(count), job.search.encoder_pieces):
                 if num_taken * decoder.pp > count:
                     break
                 mbs, rest = divmod(num_taken * decoder.mbs * tp * cp, width)
-                if not rest and 0 < mbs <= MOST_PHASE_SAMPLES:
-                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp))
+                if not rest and 0 < mbs <= MOST_PHASE_SAMPLES and pieces <= num_layers:
+                    yield _on_shared(run, ModuleLayout(name, 1, tp, dp, mbs, cp, pieces=pieces))
 
 
 def _on_shared(run: EncoderRun, layout: ModuleLayout) -> Arrangement:
@@ -237,31 +262,44 @@ def _list_apart(
     job: Job, decoder: Strategy, name: str, begin: int, number: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Arrangement]:
     """The ways of one module on `number` ranks of its own from `begin` on."""
-    samples, parts = decoder.mbs * decoder.dp, name.split(JOINED)
+    parts = name.split(JOINED)
     num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
+    limits = num_layers, job.cluster.max_tensor_parallel, tuple(job.search.encoder_cp)
+    for pp, tp, cp, dp, mbs in _list_sizes_apart(number, decoder.mbs * decoder.dp, decoder.dp, limits, divisors):
+        yield Arrangement("disaggregated", "inline", ModuleLayout(name, pp, tp, dp, mbs, cp, begin))
+
+
+@lru_cache(maxsize=100_000)
+def _list_sizes_apart(
+    number: int,
+    samples: int,
+    decoder_dp: int,
+    limits: tuple[int, int, tuple[int, ...]],
+    divisors: Callable[[int], tuple[int, ...]],
+) -> tuple[Sizes, ...]:
+    """Of a module on `number` ranks of its own. samples: of a decoder's micro-batch, all replicas together. limits: its
+    layers, the widest tensor parallel group, and its context parallel sizes."""
+    num_layers, widest, shared = limits
+    found = []
     for dp in divisors(number):
-        if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
+        if samples % dp or max(dp, decoder_dp) % min(dp, decoder_dp):
             continue
-        for tp, cp in product(divisors(number // dp), job.search.encoder_cp):
+        for tp, cp in product(divisors(number // dp), shared):
             pp, rest = divmod(number // dp // tp, cp)
-            if rest or pp > num_layers or job.cluster.max_tensor_parallel % tp:
-                continue
-            layout = ModuleLayout(name, pp, tp, dp, samples // dp, cp, begin)
-            yield Arrangement("disaggregated", "inline", layout)
+            if not rest and pp <= num_layers and widest % tp == 0:
+                found.append(Sizes(pp, tp, cp, dp, samples // dp))
+    return tuple(found)
 
 
 def _list_options(
     job: Job, decoder: Strategy, apart: tuple[str, ...], num_apart: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Options]:
-    """Of a module for each encoder: on the decoder's devices, where others are apart in no bubbles; apart, for
-    each way to part the ranks, behind the decoder in the order of the chain, or in one in which none straddles nodes.
-    """
+    """Of a module for each encoder: on the decoder's devices; apart, for each way to part the ranks, behind the decoder
+    in the order of the chain, or in one in which none straddles nodes."""
     names = [encoder.name for encoder in job.model.encoders]
     if len(names) == 1:
         return
     shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
-    if apart:
-        shared = {name: tuple(one for one in each if not one.in_bubbles) for name, each in shared.items()}
     for numbers in _part_ranks(num_apart, len(apart)):
         options = dict(shared)
         for order in permutations(range(len(apart))):

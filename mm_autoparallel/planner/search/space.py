@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Literal, NamedTuple
 
@@ -38,6 +38,7 @@ class SpaceEntry:
     reason: str | None
 
 
+@lru_cache(maxsize=100_000)
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
@@ -175,8 +176,10 @@ def list_space(
     """
     limits, num_devices = job.search, job.cluster.num_devices
     entries = list_entries(job, look, None if boughs is None else ())
-    if any(judge(job, one).reason is None for one in _list_arranged(boughs or ())):
-        return entries
+    for one in _list_arranged(boughs or ()):
+        look()
+        if judge(job, one).reason is None:
+            return entries
     if boughs:
         entries = list_entries(job, look)
     if not entries:
@@ -203,13 +206,14 @@ def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
         yield from _choose_all(job, sizes)
 
 
-def _list_sizes(job: Job, num_devices: int) -> Iterator[Sizes]:
+def _list_sizes(job: Job, num_devices: int, breaks: Callable[[Sizes], bool] = lambda _: False) -> Iterator[Sizes]:
+    """Those within the limits, without those of which a law breaks even the smallest micro-batch."""
     limits, batch, every = job.search, job.workload.global_batch_size, divisors(num_devices)
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in (limits.cp or every) if num_devices % (pp * tp) == 0 else ():
                 dp, rest = divmod(num_devices, pp * tp * cp)
-                if rest or (limits.dp is not None and dp not in limits.dp):
+                if rest or (limits.dp is not None and dp not in limits.dp) or breaks(Sizes(pp, tp, cp, dp, 1)):
                     continue
                 for mbs in limits.mbs or divisors(batch // dp if batch % dp == 0 else 1):
                     yield Sizes(pp, tp, cp, dp, mbs)

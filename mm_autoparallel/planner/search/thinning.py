@@ -20,10 +20,9 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import count_communicators
 from mm_autoparallel.model.costs.stage import build_part
 from mm_autoparallel.model.job.arrangement import Arrangement
-from mm_autoparallel.model.job.arrangement_law import module_reasons
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
-from mm_autoparallel.planner.search.arrangements import Options, combine
+from mm_autoparallel.planner.search.arrangements import Options, combine, is_lawful_beside
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +36,8 @@ class Thinning:
 
     def combine(self, decoder: Strategy, options: Options) -> Iterator[Strategy]:
         """The strategies of such modules beside a decoder, but for those that cannot beat another one of them."""
-        lawful = tuple(tuple(one for one in each if self._is_lawful(decoder, one)) for each in options)
+        job = self._costs.job
+        lawful = tuple(tuple(one for one in each if is_lawful_beside(job, decoder, one)) for each in options)
         if not any(one.away for each in lawful for one in each):
             yield from combine(decoder, lawful)
             return
@@ -54,11 +54,6 @@ class Thinning:
             for strategy in combine(decoder, wider):
                 if strategy.arrangement and any(one.in_chain for one in strategy.arrangement.each):
                     yield strategy
-
-    def _is_lawful(self, decoder: Strategy, one: Arrangement) -> bool:
-        job = self._costs.job
-        lone = decoder.with_only(one)
-        return next(module_reasons(job.model, job.cluster, job.workload, lone, True), None) is None
 
     def _problem(self, costs: CostModel, part: Strategy) -> Problem:
         key = costs.cluster.num_devices, part
@@ -110,11 +105,12 @@ def _passes(away: Away, figures: dict[str, float]) -> object:
     encoder = away.encoder
     if encoder is None:
         return "phases"
-    figures["forward"], figures["backward"] = encoder.forward_ms[0], encoder.backward_ms[0]
-    figures["feed"], figures["activations"] = encoder.feed_ms, encoder.activation_bytes[0]
+    figures["feed"] = encoder.feed_ms
+    for name in ("forward_ms", "backward_ms", "activation_bytes"):
+        figures |= {f"{name} {piece}": value for piece, value in enumerate(getattr(encoder, name))}
     # a frozen encoder's passes of the next step may lie where those of this one do, and anywhere else
     figures["waits"] = float(encoder.run == "bubbles")
-    return encoder.microbatches_per_pass, encoder.is_frozen
+    return encoder.microbatches_per_pass, encoder.num_stages, encoder.is_frozen
 
 
 def _elsewhere(options: Sequence[Arrangement]) -> list[Arrangement]:

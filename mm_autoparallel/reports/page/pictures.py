@@ -11,7 +11,7 @@ from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.over_batches import StepOverBatches
-from mm_autoparallel.reports.page.report import Layout, Module, Spread
+from mm_autoparallel.reports.page.report import Layout, Module, ModuleShare, Spread
 
 MOST_REPLICAS = 16
 """Replicas of a module that are drawn; all others exchange features alike."""
@@ -33,6 +33,25 @@ def map_layout(estimate: Estimate, model: Model) -> Layout | None:
     return found[0].model_copy(update={"others": tuple(found[1:])})
 
 
+def share_modules(estimate: Estimate) -> tuple[ModuleShare, ...]:
+    """What each encoder of a layout and its decoder take; nothing of the chain."""
+    return tuple(
+        ModuleShare(
+            name=one.name,
+            runs=one.layout,
+            sizes=_list_sizes(one.sizes),
+            work_ms=one.work_ms,
+            held_bytes=one.held_bytes,
+            kept_bytes=one.kept_bytes,
+        )
+        for one in estimate.modules
+    )
+
+
+def _list_sizes(module: ModuleLayout) -> dict[str, int]:
+    return {name.upper(): getattr(module, name) for name in ("pp", "tp", "cp", "dp", "mbs")}
+
+
 def _map_one(
     estimate: Estimate, model: Model, arrangement: Arrangement, crossing: Mapping[str, Any], begun: int
 ) -> Layout:
@@ -48,7 +67,7 @@ def _map_one(
         for each, first in ((encoder, begun if arrangement.apart else before), (decoder, before))
     ]
     return Layout(
-        words=arrangement.name.split(",")[0],
+        words=arrangement.words,
         encoder=modules[0],
         decoder=modules[1],
         pairs=tuple(
@@ -75,7 +94,7 @@ def _map_module(module: ModuleLayout, first_stage: int, num_layers: int) -> Modu
     return Module(
         name=module.name,
         first_stage=first_stage,
-        sizes={name.upper(): getattr(module, name) for name in ("pp", "tp", "cp", "dp", "mbs")},
+        sizes=_list_sizes(module),
         num_layers=num_layers,
         replicas=tuple(
             tuple(str(first) if width == 1 else f"{first}–{first + width - 1}" for first in stages) for stages in firsts

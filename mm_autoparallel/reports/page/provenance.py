@@ -35,6 +35,7 @@ def describe_figures(estimate: Estimate, cluster: Cluster) -> dict[str, str]:
         "forward": rates,
         "backward": rates,
         "recompute": rates,
+        "encoders": rates,
         "idle_warmup": f"{waits}: before a stage's first task",
         "idle_communication": f"{waits}: while a transfer is on its way",
         "idle_imbalance": f"{waits}: while another stage works",

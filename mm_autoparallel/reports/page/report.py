@@ -22,12 +22,15 @@ class Numbers(Noun):
 
 
 class TaskKind(Noun):
-    """What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms."""
+    """What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms.
+    encoder: whose passes beside the pipeline they are, which count as micro-batches, and their pieces as chunks; empty
+    of its own tasks."""
 
     backward: bool
     chunk: int
     length_ms: float
     recompute_ms: float
+    encoder: str = ""
 
 
 class Timeline(Noun):
@@ -119,6 +122,21 @@ class Module(Noun):
     replicas: tuple[tuple[str, ...], ...]
 
 
+class ModuleShare(Noun):
+    """What an encoder of a layout, or its decoder, takes of every stage. runs: how, as `colocated in phases`.
+
+    work_ms: its forwards and backwards of a step. held_bytes: weights, gradients and optimizer. kept_bytes: the most
+    activations and outputs of it at once.
+    """
+
+    name: str
+    runs: str
+    sizes: dict[str, int]
+    work_ms: tuple[float, ...]
+    held_bytes: tuple[float, ...]
+    kept_bytes: tuple[float, ...]
+
+
 class Layout(Noun):
     """Where encoder and decoder run, and what goes between them.
 
@@ -170,7 +188,8 @@ class Unstated(Noun):
 
 class PlanPage(Noun):
     """One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
-    layout: None of the chain. spread: None where the job does not say what samples are like.
+    layout: None of the chain; modules: of each encoder and the decoder, nothing of the chain. spread: None where the
+    job does not say what samples are like.
 
     provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
     """
@@ -197,6 +216,7 @@ class PlanPage(Noun):
     groups: tuple[Group, ...]
     devices: Devices
     layout: Layout | None
+    modules: tuple[ModuleShare, ...]
     spread: Spread | None
     sources: tuple[BlockSource, ...]
     timeline: Timeline

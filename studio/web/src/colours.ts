@@ -5,6 +5,7 @@ export interface Palette {
   forward: string;
   backward: string;
   recompute: string;
+  encoders: string;
   tail: string;
   idle: string;
   transfer: string;
@@ -21,6 +22,7 @@ export const PALETTES: Record<Theme, Palette> = {
     forward: "#4c78a8",
     backward: "#f2a65a",
     recompute: "#c03d3e",
+    encoders: "#3f8f4f",
     tail: "#5ba39d",
     idle: "#ececec",
     transfer: "#cdb4e6",
@@ -46,6 +48,7 @@ export const PALETTES: Record<Theme, Palette> = {
     forward: "#5f94cc",
     backward: "#d98b3a",
     recompute: "#e05c5c",
+    encoders: "#62b873",
     tail: "#6cc0b9",
     idle: "#2b2d31",
     transfer: "#5d4380",

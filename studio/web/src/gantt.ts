@@ -5,6 +5,7 @@
  */
 import { channels, type Palette } from "./colours";
 import type { Tasks } from "./data";
+import type { TaskKind } from "./report";
 
 export interface View {
   /** Ticks at the left and right end. */
@@ -68,6 +69,7 @@ class Brush {
       forward: channels(palette.forward),
       backward: channels(palette.backward),
       recompute: channels(palette.recompute),
+      encoders: channels(palette.encoders),
       tail: channels(palette.tail),
       idle: channels(palette.idle),
       transfer: channels(palette.transfer),
@@ -98,7 +100,7 @@ class Brush {
       const edge = right - left > EDGE_PIXELS ? 1 : 0;
       const again = of.length_ms > 0 ? ((right - left) * of.recompute_ms) / of.length_ms : 0;
       if (again > 0) this.cover(left, left + again, this.colours.recompute);
-      this.cover(left + again, right - edge, of.backward ? this.colours.backward : this.colours.forward);
+      this.cover(left + again, right - edge, this.colours[taskOf(of)]);
     }
     const tail = timeline.tail_ms[stage] / timeline.tick_ms;
     if (tail > 0 && last > timeline.first[stage]) {
@@ -131,6 +133,11 @@ class Brush {
       this.marked[x] = this.onPath[x] ? mark : this.line[x];
     }
   }
+}
+
+/** What a task is, by the name of its colour. */
+export function taskOf({ encoder, backward }: TaskKind): "encoders" | "backward" | "forward" {
+  return encoder ? "encoders" : backward ? "backward" : "forward";
 }
 
 /** The first task of `stage` that ends after the tick `from`. */

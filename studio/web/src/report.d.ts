@@ -45,7 +45,8 @@ export interface JobPage {
 }
 /**
  * One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
- * layout: None of the chain. spread: None where the job does not say what samples are like.
+ * layout: None of the chain; modules: of each encoder and the decoder, nothing of the chain. spread: None where the
+ * job does not say what samples are like.
  *
  * provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
  */
@@ -76,6 +77,7 @@ export interface PlanPage {
   groups: Group[];
   devices: Devices;
   layout: Layout | null;
+  modules: ModuleShare[];
   spread: Spread | null;
   sources: BlockSource[];
   timeline: Timeline;
@@ -185,6 +187,22 @@ export interface Module {
   replicas: string[][];
 }
 /**
+ * What an encoder of a layout, or its decoder, takes of every stage. runs: how, as `colocated in phases`.
+ *
+ * work_ms: its forwards and backwards of a step. held_bytes: weights, gradients and optimizer. kept_bytes: the most
+ * activations and outputs of it at once.
+ */
+export interface ModuleShare {
+  name: string;
+  runs: string;
+  sizes: {
+    [k: string]: number;
+  };
+  work_ms: number[];
+  held_bytes: number[];
+  kept_bytes: number[];
+}
+/**
  * The step over drawn batches. counts: of batches, in equal parts of the time from low_ms to high_ms.
  *
  * marks_ms: mean, p95 and so on, by the names of the result file. words: the same in a sentence.
@@ -239,12 +257,15 @@ export interface Timeline {
 }
 /**
  * What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms.
+ * encoder: whose passes beside the pipeline they are, which count as micro-batches, and their pieces as chunks; empty
+ * of its own tasks.
  */
 export interface TaskKind {
   backward: boolean;
   chunk: number;
   length_ms: number;
   recompute_ms: number;
+  encoder?: string;
 }
 /**
  * How a search ended. verdict: in words, a line each. provenance: as of a plan.

@@ -42,11 +42,20 @@ def way_back_ms(problem: EncodedProblem) -> float:
     return max((_way_ms(problem, encoder, "backward_ms") for encoder in problem.encoders), default=0.0)
 
 
+def _after_ms(problem: EncodedProblem, tails_ms: Floats) -> float:
+    """After the decoder's last backward: the way back, and what its last device does then. tails_ms: of the decoder's
+    devices at least."""
+    back = way_back_ms(problem)
+    devices = {device for encoder in problem.encoders for pipeline in encoder.pipelines for device in pipeline}
+    tails = (tails_ms[device] if device < problem.decoder.num_stages else 0.0 for device in devices)
+    return back + float(min(tails, default=0.0)) if back else 0.0
+
+
 def _way_ms(problem: EncodedProblem, encoder: Encoder, key: str) -> float:
     """Through `encoder` and all those before it; nothing where it does not run in the step, or has no such pass."""
     by_name = {each.name: each for each in problem.encoders}
     total_ms = 0.0
-    while encoder.run == "bubbles":
+    while encoder.run == "bubbles" and not encoder.first_stage:  # stages before need not wait for it
         if key == "forward_ms" or not encoder.is_frozen:
             hops_ms = encoder.feed_ms + (encoder.num_stages - 1) * encoder.stage_hop_ms
             total_ms += sum(getattr(encoder, key)) + hops_ms
@@ -88,7 +97,7 @@ def bound_all(problem: EncodedProblem, decoder_ms: float) -> float:
     own_tails = np.array(decoder.stage_tail_ms)
     tails = [(block.count, (block.tail_ms, *(each.tail_ms for each in list_layouts(block)))) for block in decoder.chain]
     most_tail = float(own_tails.max()) + sum(count * max(each) for count, each in tails)
-    after = way_back_ms(problem)
+    after = _after_ms(problem, own_tails)
     loads = encoder_loads_ms(problem).sum(axis=1)
     pass_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in relaxed(decoder).chain)
     work = decoder.num_microbatches * pass_ms * min(decoder.time_factors)
@@ -125,10 +134,13 @@ def _with_kept(problem: EncodedProblem, part_of: tuple[int, int], number: int) -
         for turn, pipeline in enumerate(encoder.pipelines[:num_passes]):
             last = turn + (num_passes - 1 - turn) // num_pipelines * num_pipelines
             num_begun = encoder.microbatches_of(last, count).stop
+            whole = np.zeros(num_stages)  # all pieces of a pass, at one moment; several of one piece at another
             for part, (device, kept_bytes) in enumerate(zip(pipeline, encoder.activation_bytes, strict=True)):
-                kept = number if (owner, part) == part_of else 1
-                if device < num_stages and (kept > 1 or num_begun >= min(num_stages - device, count)):
-                    held[device] = max(held[device], kept * kept_bytes)
+                if device < num_stages and (owner, part) == part_of and number > 1:
+                    held[device] = max(held[device], number * kept_bytes)
+                if device < num_stages and num_begun >= min(num_stages - device, count):
+                    whole[device] += kept_bytes
+            held = np.maximum(held, whole)
     static = np.array(decoder.stage_static_bytes) + held
     return replace(decoder, stage_static_bytes=tuple(static.tolist()))
 
@@ -164,17 +176,18 @@ def _ways_ms(problem: EncodedProblem) -> tuple[Floats, Floats]:
     feed, back = np.full(count, lead_ms(problem)), np.full(count, way_back_ms(problem))
     followed = {encoder.follows for encoder in problem.encoders}
     for encoder in problem.encoders:
-        if encoder.run != "bubbles" or encoder.name in followed:
+        if encoder.run != "bubbles" or encoder.name in followed or encoder.first_stage:
             continue
         num_passes, num_pipelines = encoder.num_passes(count), len(encoder.pipelines)
+        in_turn = sum if encoder.in_pieces else max  # of a pass before, on the same device or on the slowest
         for index in range(num_passes):
             before, behind = index // num_pipelines, (num_passes - 1 - index) // num_pipelines
             mine = encoder.microbatches_of(index, count)
             own = sum(encoder.forward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
-            feed[mine] = np.maximum(feed[mine], own + before * max(encoder.forward_ms))
+            feed[mine] = np.maximum(feed[mine], own + before * in_turn(encoder.forward_ms))
             if not encoder.is_frozen:
                 own = sum(encoder.backward_ms) + (encoder.num_stages - 1) * encoder.stage_hop_ms + encoder.feed_ms
-                back[mine[-1]] = max(back[mine[-1]], own + behind * max(encoder.backward_ms))
+                back[mine[-1]] = max(back[mine[-1]], own + behind * in_turn(encoder.backward_ms))
     return feed, back
 
 
@@ -220,7 +233,7 @@ def _forwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: int
         behind_ms += encoder.feed_ms
         precede = find_actions(graph, stage, True)
         end = np.array([precede[passed].min() for passed in passes])
-        fed = find_tasks(graph, 0, True)[[passed[0] for passed in passes]]
+        fed = find_tasks(graph, encoder.first_stage, True)[[passed[0] for passed in passes]]
     return Strand(stage, encoder.forward_ms[part], before_ms, behind_ms, nowhere - 1, fed, nowhere, end)
 
 
@@ -229,7 +242,7 @@ def _backwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: in
     behind_ms = sum(encoder.backward_ms[:part]) + part * encoder.stage_hop_ms
     precede = find_actions(graph, stage, False)
     first = np.array([precede[passed].max() + 1 for passed in passes])
-    waited = find_tasks(graph, 0, False)[[passed[-1] for passed in passes]]
+    waited = find_tasks(graph, encoder.first_stage, False)[[passed[-1] for passed in passes]]
     end = np.full_like(first, 2 * graph.num_microbatches)
     before_ms += encoder.feed_ms
     return Strand(stage, encoder.backward_ms[part], before_ms, behind_ms, waited, np.full_like(first, -1), first, end)
@@ -238,7 +251,7 @@ def _backwards(encoder: Encoder, graph: TaskGraph, passes: list[range], part: in
 def bound_placed(tasks: Tasks, decoder_ms: float) -> float:
     """The same where the decoder is placed. decoder_ms: its step alone, in its order, or a bound on all its orders."""
     problem = tasks.problem
-    after = way_back_ms(problem)
+    after = _after_ms(problem, tasks.tails_ms)
     loads = np.bincount(tasks.lane, weights=tasks.length_ms, minlength=tasks.num_lanes) + tasks.tails_ms
     return max(
         lead_ms(problem) + decoder_ms,

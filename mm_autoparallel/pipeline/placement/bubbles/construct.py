@@ -85,6 +85,7 @@ class _Dispatch:
         self.free = [0.0] * tasks.num_lanes
         self.room = (allowed_bytes - tasks.fixed_bytes - _decoder_peaks(tasks)).tolist()
         self.num_begun = 0  # of the decoder's first forwards
+        self.first_stage = tasks.problem.first_stage
 
     def may_begin(self, task: int) -> bool:
         """Whether a forward of an encoder fits its device, and is not too far ahead of the decoder."""
@@ -144,7 +145,7 @@ class _Dispatch:
         self.ends[task] = self.free[lane] = at + self.lengths[task]
         owner = self.owner[task]
         if owner == DECODER:
-            self.num_begun += self.kind[task] == FORWARD and self.tasks.part[task] == 0
+            self.num_begun += self.kind[task] == FORWARD and self.tasks.part[task] == self.first_stage
         elif owner >= 0 and not self.tasks.is_frozen(owner):
             self.room[lane] -= self.kept[task] if self.kind[task] == FORWARD else -self.kept[task]
 

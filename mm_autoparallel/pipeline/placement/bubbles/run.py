@@ -100,7 +100,8 @@ def place_encoded(
     found = place(decoder, limit_s, should_stop, cutoff_ms=room_ms, gap_fraction=gap_fraction)
     cuts, lower_ms = _bound(problem, bound_all(problem, found.lower_bound_ms), stop)
     search = Search(problem, lower_ms, stop, on_better, gap_fraction)
-    if found.placement is not None and lower_ms < cutoff_ms * (1.0 - gap_fraction):
+    search.close(decoder, found, None, by_lanes=False)
+    if found.placement is not None and search.lower_ms < cutoff_ms * (1.0 - gap_fraction):
         starts = [found.placement]
         if cuts is not None and not search.is_free:
             starts += list_starts(cut_into_segments(decoder), cuts, lower_ms)

@@ -111,11 +111,11 @@ class Search:
                     break
             improved = self.step_ms < before_ms
 
-    def close(self, decoder: Problem, found: PlacementResult, number: int | None) -> None:
+    def close(self, decoder: Problem, found: PlacementResult, number: int | None, by_lanes: bool = True) -> None:
         """Where ways to cut the chain are few, bound the orders of each: what none goes below is the bound of all.
 
-        number: the round's, of CP-SAT's effort; None: by lanes alone. Layers in modes take no less time than without
-        and may need less memory, so a cut is then bounded without modes, memory aside.
+        number: the round's, of CP-SAT's effort; None: by lanes alone, or not even by these. Layers in modes take no
+        less time than without and may need less memory, so a cut is then bounded without modes, memory aside.
         """
         segments = cut_into_segments(decoder)
         boundaries = _list_boundaries(segments)
@@ -134,18 +134,24 @@ class Search:
             fits = not find_misfits(decoder, timeline.peak_memory_bytes, timeline.peak_host_bytes)
             if fits or self.is_free or segments.num_lanes:
                 alone_ms = found.lower_bound_ms if self.is_free else timeline.step_ms
-                least_ms = min(least_ms, self._bound_orders(placement, alone_ms, not segments.num_lanes, number))
+                least_ms = min(
+                    least_ms, self._bound_orders(placement, alone_ms, not segments.num_lanes, number, by_lanes)
+                )
         self.lower_ms = max(self.lower_ms, min(least_ms, self.step_ms))
 
-    def _bound_orders(self, placement: Placement, decoder_ms: float, is_limited: bool, number: int | None) -> float:
+    def _bound_orders(
+        self, placement: Placement, decoder_ms: float, is_limited: bool, number: int | None, by_lanes: bool
+    ) -> float:
         """What no order of this placement goes below; infinite where none fits, or none below the best step.
-        is_limited False: whatever memory it needs. number: as `close` has it."""
+        is_limited False: whatever memory it needs. number, by_lanes: as `close` has them."""
         tasks = list_tasks(self.problem, placement, moves_decoder=self.is_free)
         bound_ms = max(self.lower_ms, bound_placed(tasks, decoder_ms))
         if is_limited and self.player is not None and self.player.tasks.placement == placement:
             bound_ms = max(bound_ms, self.placed_bound_ms)
         if bound_ms >= self.step_ms:
             return np.inf
+        if not by_lanes:
+            return bound_ms
         player, bounded = Player(tasks), Player(tasks, is_limited)
         bound_ms = bound_lanes(bounded, bound_ms, self.step_ms, self.should_stop)
         if bound_ms >= self.step_ms * (1.0 - 1e-12):

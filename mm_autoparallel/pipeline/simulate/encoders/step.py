@@ -16,9 +16,10 @@ from mm_autoparallel.pipeline.simulate.encoders.play import Player
 from mm_autoparallel.pipeline.simulate.encoders.tasks import Tasks, list_tasks
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import peak_host_bytes
-from mm_autoparallel.pipeline.simulate.step import CriticalPath, Timeline
+from mm_autoparallel.pipeline.simulate.step import CriticalPath, Passes, Timeline
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def part_encoders(problem: Problem) -> EncodedProblem:
@@ -38,7 +39,7 @@ def simulate_encoded(problem: Problem, placement: Placement) -> Timeline:
         raise PlanError("the orders never end: devices wait for one another's encoder passes")
     count, num_stages = tasks.graph.num_tasks, tasks.graph.num_stages
     length_ms, starts_ms = tasks.length_ms, player.ends_ms - tasks.length_ms
-    path, idle_ms = _trace(player, step_ms)
+    path, idle_ms, on_path = _trace(player, step_ms)
     return Timeline(
         step_ms=step_ms,
         graph=tasks.graph,
@@ -53,12 +54,34 @@ def simulate_encoded(problem: Problem, placement: Placement) -> Timeline:
         idle_imbalance_ms=idle_ms[2],
         idle_cooldown_ms=idle_ms[3],
         critical_path=path,
+        passes=_list_passes(tasks, starts_ms, player.ends_ms, on_path),
     )
 
 
-def _trace(player: Player, step_ms: float) -> tuple[CriticalPath, tuple[Floats, Floats, Floats, Floats]]:
-    """The longest path through what was played last, and how long stages wait: for their first task, for transfers, for
-    others' work, after their tails."""
+def _list_passes(tasks: Tasks, starts_ms: Floats, ends_ms: Floats, on_path: Ints) -> Passes:
+    """Those on the decoder's stages."""
+    (mine,) = np.nonzero((tasks.owner >= 0) & (tasks.lane < tasks.graph.num_stages))
+    mine = mine[np.lexsort((starts_ms[mine], tasks.lane[mine]))]
+    frozen = np.array([encoder.is_frozen for encoder in tasks.problem.encoders])
+    return Passes(
+        names=tuple(encoder.name for encoder in tasks.problem.encoders),
+        stage=tasks.lane[mine].astype(np.int64),
+        owner=tasks.owner[mine].astype(np.int64),
+        kind=tasks.kind[mine].astype(np.int64),
+        part=tasks.part[mine].astype(np.int64),
+        index=tasks.index[mine].astype(np.int64),
+        start_ms=starts_ms[mine],
+        end_ms=ends_ms[mine],
+        kept_bytes=tasks.kept_bytes[tasks.kept[mine]],
+        is_frozen=frozen[tasks.owner[mine]],
+        on_path=np.isin(mine, on_path),
+        path=on_path[on_path < tasks.graph.num_tasks],
+    )
+
+
+def _trace(player: Player, step_ms: float) -> tuple[CriticalPath, tuple[Floats, Floats, Floats, Floats], Ints]:
+    """The longest path through what was played last; how long stages wait: for their first task, for transfers, for
+    others' work, after their tails; and the path's tasks, from the last to the first."""
     tasks, order = player.tasks, player.order
     n, graph = tasks.num_tasks, tasks.graph
     place = np.append(np.argsort(order), n).astype(np.int32)
@@ -81,7 +104,11 @@ def _trace(player: Player, step_ms: float) -> tuple[CriticalPath, tuple[Floats, 
         return _sum_lanes(lane[mask], values[mask], tasks.num_lanes)[stages]
 
     idle = per_stage(wait, first), per_stage(on_the_way, ~first), per_stage(wait - on_the_way, ~first)
-    return path, (*idle, (step_ms - free - tasks.tails_ms)[stages])
+    found, task = [], int(last[int(end)])
+    while task < n:
+        found.append(int(order[task]))
+        task = engine.before_on_path(task, dependency, hop, tasks.hops_ms, ends, previous)
+    return path, (*idle, (step_ms - free - tasks.tails_ms)[stages]), np.array(found, dtype=np.int64)
 
 
 def _sum_lanes(lane: NDArray[np.int32], values: Floats, num_lanes: int) -> Floats:

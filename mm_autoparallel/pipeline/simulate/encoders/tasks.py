@@ -95,7 +95,7 @@ def decoder_on_devices(problem: EncodedProblem) -> Problem:
                     if device < len(static):
                         static[device] += held
         if encoder.name not in followed:
-            static[0] += encoder.output_bytes * count_outputs(encoder, num_microbatches)
+            static[encoder.first_stage] += encoder.output_bytes * count_outputs(encoder, num_microbatches)
     return replace(problem.decoder, stage_static_bytes=tuple(static.tolist()))
 
 
@@ -124,13 +124,14 @@ class _Builder:
         self.no_hop = len(self.hops) - 1
         self.strands: list[list[int]] = []
         self.strand_lane: list[int] = []
-        self.first_forward = self._of_decoder(FORWARD)
-        self.last_backward = self._of_decoder(BACKWARD)
+        first = problem.first_stage
+        self.first_forward = self._of_decoder(FORWARD, first)
+        self.last_backward = self._of_decoder(BACKWARD, first)
         end = graph.num_stages * graph.num_chunks - 1
         turns = self._of_decoder(FORWARD, end)
         for m, task in self._of_decoder(BACKWARD, end).items():
             self.rows[task][5] = turns[m]
-        self.turn = {task: at for at, task in enumerate(np.flatnonzero(graph.stage == 0).tolist())}
+        self.turn = {task: at for at, task in enumerate(np.flatnonzero(graph.stage == first).tolist())}
 
     def _of_decoder(self, kind: int, virtual: int = 0) -> dict[int, int]:
         """The task of that kind of each micro-batch in a virtual stage."""
@@ -226,6 +227,8 @@ def _connect_forwards(built: _Builder, fed: dict[str, list[int]]) -> None:
     joins: list[int] = []
     for m, forward in sorted(built.first_forward.items(), key=lambda each: built.turn[each[1]]):
         arrive = [(fed[each.name][m // each.microbatches_per_pass], hops[each.name]) for each in feeding]
+        before, hop = built.rows[forward][5:7]  # of the stage before, where the decoder's first is another
+        arrive += [(before, hop)] if before >= 0 else []
         if len(arrive) == 1:
             built.rows[forward][5:7] = arrive[0]
         elif arrive:

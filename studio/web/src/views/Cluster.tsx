@@ -5,6 +5,7 @@ import { count, rate } from "../format";
 import type { PlanPage } from "../report";
 import { useWords } from "../words";
 import { LayoutMap } from "./LayoutMap";
+import { Modules } from "./Modules";
 import { Section, Wide } from "./Section";
 import { Sourced } from "./Sourced";
 
@@ -30,6 +31,7 @@ export function Cluster({ page, plan }: { page: Page; plan: PlanPage }) {
     <Section view="cluster">
       {plan.layout &&
         [plan.layout, ...(plan.layout.others ?? [])].map((each) => <LayoutMap key={each.encoder.name} layout={each} />)}
+      {plan.modules.length > 0 && <Modules modules={plan.modules} />}
       <fieldset className="controls">
         <legend>{words("colourBy")}</legend>
         {PLACES.filter((place) => most[place] > 1 || place === "stage").map((place) => (

@@ -8,6 +8,7 @@ const CAUSES = [
   "forward",
   "backward",
   "recompute",
+  "encoders",
   "idle_warmup",
   "idle_communication",
   "idle_imbalance",
@@ -19,6 +20,7 @@ const CAUSES = [
 export function Stages({ plan }: { plan: PlanPage }) {
   const words = useWords();
   const modalities = Object.keys(plan.stages[0].layers);
+  const causes = CAUSES.filter((one) => one !== "encoders" || plan.stages.some((stage) => stage.time_ms[one] > 0));
   const most = Math.max(...plan.stages.map((stage) => sum(Object.values(stage.layers).flat())), 1);
   return (
     <Section view="stages">
@@ -27,7 +29,7 @@ export function Stages({ plan }: { plan: PlanPage }) {
           <tr>
             <th scope="col">{words("stage")}</th>
             <th scope="col">{words("layers")}</th>
-            {CAUSES.map((cause) => (
+            {causes.map((cause) => (
               <th key={cause} scope="col">
                 {words(cause)}
               </th>
@@ -45,7 +47,7 @@ export function Stages({ plan }: { plan: PlanPage }) {
                   <Layers key={modality} stage={stage} modality={modality} most={most} />
                 ))}
               </td>
-              {CAUSES.map((cause) => (
+              {causes.map((cause) => (
                 <td key={cause} className="number">
                   <Sourced from={[percent(stage.time_ms[cause] / plan.step_ms, 2), plan.provenance[cause]]}>
                     {ms(stage.time_ms[cause])}

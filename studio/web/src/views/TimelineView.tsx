@@ -14,6 +14,7 @@ interface Props {
   theme: Theme;
 }
 
+const LEGEND = ["forward", "backward", "recompute", "encoders", "tail", "path"] as const;
 const TICKS = 2 ** 32 - 1;
 const LABELS = 56;
 const AXIS = 22;
@@ -127,7 +128,7 @@ export function TimelineView({ tasks, sentence, theme }: Props) {
     <Section view="timeline">
       <p>{sentence}</p>
       <p className="legend">
-        {(["forward", "backward", "recompute", "tail", "path"] as const).map((one) => (
+        {LEGEND.filter((one) => one !== "encoders" || tasks.timeline.kinds.some((of) => of.encoder)).map((one) => (
           <span key={one}>
             <span className="swatch" style={{ background: palette[one] }} /> {words(one)}
           </span>
@@ -216,7 +217,9 @@ function describe(tasks: Tasks, stage: number, tick: number, words: (word: strin
     return `${where}: ${words(name)} ${ms(lengthMs)}`;
   }
   const of = timeline.kinds[kind[task]];
-  const which = `${words("microBatch")} ${microBatch[task]}, ${words("chunk")} ${of.chunk}`;
+  const which = of.encoder
+    ? `${of.encoder}, ${words("passOfEncoder")} ${microBatch[task]}, ${words("piece")} ${of.chunk}`
+    : `${words("microBatch")} ${microBatch[task]}, ${words("chunk")} ${of.chunk}`;
   if (start[task] > tick) {
     const causes = idleBefore(tasks, stage, task).map(([cause, ticks]) => `${words(cause)} ${time(ticks)}`);
     return `${where}: ${causes.join(", ")}; ${words("before")} ${words(of.backward ? "backward" : "forward")}, ${which}`;
