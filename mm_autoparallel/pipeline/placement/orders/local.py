@@ -21,15 +21,17 @@ Words = NDArray[np.int8]
 Rules = NDArray[np.float64]
 """Columns of several units, see `rules`."""
 
+#: Moves of one run at most.
+MOVES = 30_000
 #: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
 #: ten times as long, and the moves of letters that follow them. Assumed.
 PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
 #: Forwards that run ahead of a steady part, for each stage behind; numbers of last micro-batches tried with each of
 #: them and with the best, which goes on where it is that near; ends tried then, in parts of a run's moves. Assumed.
 AHEAD, FEW_LASTS, LASTS, NEAR_FACTOR, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5), 7, 28, 1.01, 8
-#: How many micro-batches a step has whose ends are looked for, in stages, where these are such a part of all or less;
-#: moves at most. Assumed.
-SHORT_STAGES, SHORT_PART, MOST_MOVES = 3, 0.7, 30_000
+#: How many micro-batches a step has whose ends are looked for, in stages, where these are such a part of all or less.
+#: Assumed.
+SHORT_STAGES, SHORT_PART = 3, 0.7
 
 
 @dataclass(eq=False)
@@ -107,21 +109,20 @@ class Run:
         short, figures = self._shortened(together), self.table.figures[rows]
         missing_ms = (self.num_microbatches - short.num_microbatches) * period_ms
         words = short._words(num_stages)
-        best, first = Found(np.inf, boundaries, rows, words), words.copy()
+        steady = words.copy()
+        best = Found(np.inf, boundaries, rows, words)
         for ahead in AHEAD:
             if write_periodic(figures, period_ms, timetables, ahead, words):
-                step_ms = end_words(figures, words, FEW_LASTS, 0, self.warm_ms, self.seed, 0.0)
+                ended = words.copy()
+                step_ms = end_words(figures, ended, FEW_LASTS, 0, self.warm_ms, self.seed, 0.0)
                 if step_ms < best.step_ms:
-                    write_periodic(figures, period_ms, timetables, ahead, first)
-                    best = Found(step_ms, boundaries, rows, first.copy())
+                    best, steady = Found(step_ms, boundaries, rows, ended), words.copy()
         if best.step_ms + missing_ms > NEAR_FACTOR * most_ms:
             return self._stretched(best, together)
-        steady = replace(best, words=best.words.copy())
-        best = short.end_anew(best)
-        if missing_ms:
-            best = self._stretched(best, together)
-            best = self.go_on(best if np.isfinite(best.step_ms) else self._stretched(steady, together))
-        return best
+        found = self._stretched(short.end_anew(replace(best, words=steady)), together)
+        if short is self:
+            return found
+        return self.go_on(found if np.isfinite(found.step_ms) else self._stretched(best, together))
 
     def _shortened(self, together: int) -> Run:
         """A run of few micro-batches, whose moves take less time, so that there are more of them; ends at no step."""
@@ -129,7 +130,7 @@ class Run:
         count += (self.num_microbatches - count) % together
         if SHORT_PART * self.num_microbatches < count:
             return self
-        num_moves = min(MOST_MOVES, self.num_moves * self.num_microbatches // count)
+        num_moves = min(MOVES, self.num_moves * self.num_microbatches // count)
         return replace(self, num_microbatches=count, num_moves=num_moves, target_ms=0.0)
 
     def _stretched(self, found: Found, together: int) -> Found:

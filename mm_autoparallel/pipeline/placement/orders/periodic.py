@@ -77,7 +77,7 @@ def find_periodic(
     Overwrites boundaries [P + 1], rows [P] and timetables [2, P, K], of forwards and of gradients of inputs, with them.
 
     table: [R, NUM_FIGURES]; first, count: [P, N + 1, N + 1] its rows of each stretch. effort: so many times as many
-    timetables are drawn and kept.
+    timetables are kept.
     """
     np.random.seed(seed)
     num_stages, num_segments = first.shape[0], first.shape[1] - 1

@@ -36,12 +36,12 @@ class Asked:
     found_ms: float = np.inf
     step_ms: float = np.inf
     num_near: int = 0
-    growth: float = BESIDE
+    growth_fraction: float = BESIDE
 
     def next(self) -> tuple[float, int]:
         """The period that is asked for, and with how much effort."""
         if not np.isfinite(self.found_ms):
-            return self.failed_ms * (1.0 + self.growth) if self.failed_ms else self.first_ms, EFFORTS[0]
+            return self.failed_ms * (1.0 + self.growth_fraction) if self.failed_ms else self.first_ms, EFFORTS[0]
         low_ms = max(self.failed_ms, self.least_ms)
         if self.found_ms > low_ms * (1.0 + NEAR):
             return 0.5 * (low_ms + self.found_ms), EFFORTS[0]
@@ -55,12 +55,12 @@ class Asked:
         if np.isfinite(step_ms):
             self.found_ms = min(self.found_ms, period_ms)
         elif period_ms < self.found_ms:
-            self.failed_ms, self.growth = max(self.failed_ms, period_ms), 2.0 * self.growth
+            self.failed_ms, self.growth_fraction = max(self.failed_ms, period_ms), 2.0 * self.growth_fraction
 
 
 @dataclass
 class Periods:
-    """least_ms: no stage of any placement has less work than its fullest one."""
+    """least_ms: work of one micro-batch in the fullest stage, where that is least."""
 
     least_ms: float
     turn: int = 0

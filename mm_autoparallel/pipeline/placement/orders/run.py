@@ -22,7 +22,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import (
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
-from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run
+from mm_autoparallel.pipeline.placement.orders.local import MOVES, Found, Ruled, Run
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
@@ -42,9 +42,9 @@ Words = NDArray[np.int8]
 #: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell;
 #: before them two that take less, where a round looks at few placements.
 GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
-#: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
-#: load; runs of a first round.
-MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
+#: Moves of one run of each kind of search for each action; warmth of its start in parts of a stage's mean load; runs of
+#: a first round.
+MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 80, (0.03, 0.1), 6
 #: Where modes buy room, one of both first runs has rows that hold so many times what is in flight where nothing waits,
 #: by turns. Assumed.
 ROOMS = (1.4, 1.2)
