@@ -196,3 +196,10 @@ def test_steps_that_rounding_hides_are_found() -> None:
     verdict, status = compare_free.verdict_of("heavy-810308")
     assert not verdict.wrong
     assert status == "optimal"
+
+
+def test_a_forward_that_is_nothing_beside_others_stays_before_its_gradient() -> None:
+    """0.05 ms beside 390,708: a solver's units hold both as no time."""
+    verdict, status = compare_free.verdict_of("heavy-100397")
+    assert not verdict.wrong
+    assert status == "optimal"

@@ -73,7 +73,7 @@ def solve_leaf(
     effort_s: the solver's deterministic time. windows: earliest starts and latest ends [P, kind, M] of actions, outside
     of which none of them is in a step below the goal.
     """
-    model, starts = _build(figures, num_microbatches, goal_ms, windows)
+    model, starts, durations = _build(figures, num_microbatches, goal_ms, windows)
     if model is None:
         return Leaf("infeasible")
     solver, answer = run_solver(model, effort_s, should_stop, seed)
@@ -82,9 +82,7 @@ def solve_leaf(
         return Leaf(answer, spent_s=spent_s)
     words = np.empty((len(figures), NUM_KINDS * num_microbatches), np.int8)
     for s, of_stage in enumerate(starts):
-        lasts = (
-            figures[s, :NUM_KINDS] > 0.0
-        ).tolist()  # of actions that start together those that take no time come first
+        lasts = [duration > 0 for duration in durations[s]]  # of those that start together the others come first
         actions = [
             (solver.value(start), lasts[kind], m, kind)
             for kind, row in enumerate(of_stage)
@@ -150,8 +148,8 @@ def unit_of(times: Floats, goal_ms: float) -> tuple[float, bool]:
 
 def _build(
     figures: Floats, num_microbatches: int, goal_ms: float, windows: tuple[Floats, Floats] | None
-) -> tuple[cp_model.CpModel | None, list[list[list[cp_model.IntVar]]]]:
-    """The model and its start times [P][kind][M]; none where a window is empty."""
+) -> tuple[cp_model.CpModel | None, list[list[list[cp_model.IntVar]]], list[list[int]]]:
+    """The model, none where a window is empty; its start times [P][kind][M], and durations [P][kind] in its units."""
     unit, exact = unit_of(figures[:, : TAIL_MS + 1].ravel(), goal_ms)
     scaled = figures[:, : TAIL_MS + 1] / unit
     times = (np.rint(scaled) if exact else np.floor(scaled)).astype(np.int64)
@@ -183,7 +181,7 @@ def _build(
                 low = max(first + m * each, int(firsts[s, kind, m]))
                 high = min(goal - after - (count - m) * each, int(lasts[s, kind, m]))
                 if low > high:
-                    return None, []
+                    return None, [], duration
                 row.append(model.new_int_var(low, high, ""))
             of_stage.append(row)
         starts.append(of_stage)
@@ -206,7 +204,7 @@ def _build(
                 model.add(forwards[m] >= starts[s - 1][FORWARD][m] + duration[s - 1][FORWARD] + hop_forward[s - 1])
                 model.add(starts[s - 1][INPUT][m] >= inputs[m] + i + hop_backward[s - 1])
         _limit_memory(model, figures[s], (forwards, inputs, weights), duration[s], goal)
-    return model, starts
+    return model, starts, duration
 
 
 def _passes(
