@@ -123,7 +123,8 @@ class OrderSearch:
                     return
                 is_repeated = self._can_repeat and (self._has_rules or round_number % 3 == 1)
                 beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
-                first_task = self._polish if self._periods_lead else partial(self._first_task, starts, side=0)
+                can_polish = self._periods_lead and self.best is not None  # what leads may not fit after all
+                first_task = self._polish if can_polish else partial(self._first_task, starts, side=0)
                 other = threads.submit(first_task(round_number))
                 found, first = beside(), other.result()
                 if self._has_rules and found is not None and first.step_ms < LEAD_PART * found.step_ms:
