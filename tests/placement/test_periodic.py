@@ -16,6 +16,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     PENDING,
     ROOM,
 )
+from mm_autoparallel.pipeline.placement.orders.local import Found
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, NEAR, Periods
 from mm_autoparallel.pipeline.placement.orders.rules import end_words
@@ -48,6 +49,12 @@ def draw_table(
     return np.array(rows), first, count
 
 
+def passing(table: Floats, period_ms: float) -> NDArray[np.bool_]:
+    """[R] rows whose work passes in a period."""
+    able: NDArray[np.bool_] = table[:, :NUM_KINDS].sum(axis=1) <= period_ms
+    return able
+
+
 def step_of(words: Words, figures: Floats) -> float:
     starts = np.empty(words.shape)
     position = np.empty((len(words), NUM_KINDS, words.shape[1] // NUM_KINDS), np.int64)
@@ -64,11 +71,15 @@ def test_a_period_is_kept_however_long_it_runs(seed: int) -> None:
     timetables, ahead = np.zeros((2, num_stages, together)), float(rng.choice([0.0, 0.5, 2.0]))
     period_ms, steps = float(table[:, :NUM_KINDS].sum(axis=1).min()), []
     num_microbatches = 10 * num_stages * together
+    allowed = np.arange(len(table)) % 2 == seed % 2
+    allowed[first[count > 0]] = True  # one row of each stretch
     while len(steps) < 2:
         words = np.zeros((num_stages, NUM_KINDS * num_microbatches * (1 + len(steps))), np.int8)
-        if not find_periodic(table, first, count, together, period_ms, 1, seed, boundaries, rows, timetables):
+        able = passing(table, period_ms) & allowed
+        if not find_periodic(table, first, count, able, together, period_ms, 1, seed, boundaries, rows, timetables):
             period_ms *= 1.1
             continue
+        assert able[rows].all()
         figures = table[rows]
         assert write_periodic(figures, period_ms, timetables, ahead, words)
         assert boundaries[0] == 0
@@ -103,7 +114,8 @@ def test_two_micro_batches_together_need_less_memory_than_one() -> None:
         room, timetables = 1.0, np.zeros((2, num_stages, together))
         while True:
             figures[:, ROOM] = room
-            if find_periodic(figures, first, count, together, 3.0, 2, 0, *place, timetables):
+            able = passing(figures, 3.0)
+            if find_periodic(figures, first, count, able, together, 3.0, 2, 0, *place, timetables):
                 break
             room += 1.0
         rooms.append(room)
@@ -123,6 +135,28 @@ def test_periods_are_halved_between_what_is_found_and_what_is_not() -> None:
     best = min(periods.asked.values(), key=lambda asked: asked.step_ms)
     assert least_ms <= best.found_ms <= least_ms * (1.0 + NEAR)  # or it is found beyond
     assert least_ms < np.mean(asked_ms[-20:]) < least_ms * 1.02
+
+
+def test_rows_of_shorter_steps_are_tried_before_all() -> None:
+    """Once a period is known: first those of a step between the bound and the best, then all below the best."""
+
+    class OfRows:
+        num_microbatches = 10
+
+        def from_period(self, *asked: object) -> Found | None:
+            rows.append(int(np.count_nonzero(asked[-1])))
+            return None if rows[-1] < 20 else Found(1010.0, *(np.zeros(0),) * 3)
+
+    def rows_below(step_ms: float) -> NDArray[np.bool_]:
+        return np.arange(20) < step_ms - 1000.0
+
+    rows: list[int] = []
+    periods = Periods(100.0)
+    for _ in range(2):
+        found = periods.look([OfRows()], rows_below, 1000.0, 1020.0, lambda: False)
+        assert found is not None
+    assert rows[0] == rows[2] == 20  # of the first period, and at last
+    assert 0 <= rows[1] < 20
 
 
 def test_a_period_that_is_known_is_asked_for_first() -> None:
@@ -148,7 +182,8 @@ def test_words_that_repeat_their_middle_are_those_of_more_micro_batches(seed: in
     table, first, count = draw_table(rng, num_stages, num_stages)
     boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
     timetables, period_ms = np.zeros((2, num_stages, together)), float(table[:, :NUM_KINDS].sum(axis=1).max())
-    while not find_periodic(table, first, count, together, period_ms, 1, seed, boundaries, rows, timetables):
+    able = passing(table, period_ms)
+    while not find_periodic(table, first, count, able, together, period_ms, 1, seed, boundaries, rows, timetables):
         period_ms *= 1.1
     num_microbatches, figures = 12 * num_stages * together, table[rows]
     words = np.zeros((num_stages, NUM_KINDS * num_microbatches), np.int8)

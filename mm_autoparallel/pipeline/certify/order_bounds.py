@@ -4,16 +4,19 @@ Of one stage with forward f, gradients of inputs i and what a backward takes bey
 a split one its weights' gradient): `head` is the least time before its first forward, `turn` the least from the end of
 its forward of a micro-batch to the begin of the backward, `rest` the least from the end of its last gradient of an
 input to the end of the step, `above` the part of it that lies on the stages before. At most A of M micro-batches are in
-flight, at most H in flight or pending, and at most S pending.
-    head + M (f + i + e) + tail                                        all of its work
-    head + M (f + i) + rest
-    head + f + turn + max(0, M - A) f + max(M (i + e) + tail, M i + rest)    what its first backward waits for
-    head + M (f + i) + (M - S) e + above                               until its last gradient is handed on
-    head + f + turn + max(0, M - A) f + M i + (M - S) e + above
-    head + M f + max(0, M - A) i + max(0, M - H) e + turn + i + rest        until its last forward, and then
-    head + f + turn + (M - A) (f + i) + max(0, M - H) e + turn + i + rest   where M > A
+flight, here and on the stages before, at most H here in flight or pending, and at most S pending. No stage up to this
+one passes forwards on faster than one every p, nor gradients of inputs than one every q.
+    head + late + M (f + i + e) + tail                                  all of its work
+    head + late + M (f + i) + rest
+    head + late + M (f + i) + (M - S) e + above                         until its last gradient is handed on
+    head + M (f + i) + max(0, M - H) e + over                           until its last forward, and then
+    head + late + M (f + i) + max(0, M - H) e + over                    where M > A
     head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest     r = ⌈M / A⌉ - 1 rounds of A micro-batches
     head + r (f + turn + i + e) + (M - 1 - r H) (f + i + e) + f + turn + i + rest     with H; where r = 0, (M - 1) f
+Late: n forwards end before the first backward, no sooner than (n - 1) p + f after the first of them began, and the
+backward begins turn + f after that at the earliest: beside forwards that is max(turn, (n - 1) p) - (n - 1) f. Over: of
+n gradients of inputs after the last forward the first is followed by n - 1 that are q apart above, and then by `above`;
+the last forward by turn, i and rest: max(turn + rest, (n - 1) q + above) - (n - 1) i. Each with the best n of 1 to A.
 """
 
 from __future__ import annotations
@@ -63,26 +66,35 @@ def drop_slow(
 def bound_fillings(fillings: list[Fillings], num_microbatches: int) -> list[Floats]:
     """[n] of each stage: no step with this filling is shorter; infinite where it is part of no placement."""
     size = 1 + max(int(of.end.max(initial=0)) for of in fillings)
-    head, rest = np.full(size, np.inf), np.full(size, np.inf)  # of placements of the stages so far that end there
-    head[0], rest[0] = 0.0, 0.0
-    heads, upstream = [], []
+    # of placements of the stages so far that end there: head, above, p, q, and A, negative
+    so_far = np.full((5, size), np.inf)
+    so_far[:, 0] = 0.0, 0.0, 0.0, 0.0, -float(num_microbatches)
+    before = []
     for of in fillings:
-        heads.append(head[of.begin])
-        upstream.append(rest[of.begin])
         rows = of.figures.T
-        head, rest = np.full(size, np.inf), np.full(size, np.inf)
-        np.minimum.at(head, of.end, heads[-1] + rows[FORWARD] + rows[HOP_FORWARD])
-        after = np.maximum(_extra_ms(rows) + rows[TAIL], upstream[-1])
-        np.minimum.at(rest, of.end, rows[HOP_BACKWARD] + rows[INPUT] + after)
+        head, above, forward_pace, input_pace, flight = so_far[:, of.begin]
+        own = _extra_ms(rows) + rows[TAIL]
+        forward_pace, flight = (
+            np.maximum(forward_pace, rows[FORWARD]),
+            np.maximum(flight, -_in_flight(rows, num_microbatches)),
+        )
+        before.append(np.array([head, above, forward_pace, np.maximum(input_pace, rows[INPUT]), flight]))
+        # above counts from the stage on whose own end it is made of, and so does q
+        input_pace = np.maximum(np.where(own > above, 0.0, input_pace), rows[INPUT])
+        above = rows[HOP_BACKWARD] + rows[INPUT] + np.maximum(own, above)
+        after = head + rows[FORWARD] + rows[HOP_FORWARD], above, forward_pace, input_pace, flight
+        so_far = np.full((5, size), np.inf)
+        for least, new in zip(so_far, after, strict=True):
+            np.minimum.at(least, of.end, new)
     onward = np.full(size, np.inf)  # from a hop to the stages behind until their gradient is back at it
     onward[size - 1] = 0.0
     bounds = []
-    for of, first, above in zip(fillings[::-1], heads[::-1], upstream[::-1], strict=True):
+    for of, known in zip(fillings[::-1], before[::-1], strict=True):
         rows = of.figures.T
         turn = rows[HOP_FORWARD] + onward[of.end] + rows[HOP_BACKWARD]
         onward = np.full(size, np.inf)
         np.minimum.at(onward, of.begin, rows[FORWARD] + turn + rows[INPUT])
-        bounds.append(_bound_rows(rows, first, turn, above, float(num_microbatches)))
+        bounds.append(_bound_rows(rows, known, turn, float(num_microbatches)))
     return bounds[::-1]
 
 
@@ -107,30 +119,44 @@ def _until_last(m: float, most: Floats, forward: Floats, turn: Floats, after: Fl
     return since
 
 
-def _bound_rows(rows: Floats, head: Floats, turn: Floats, above: Floats, m: float) -> Floats:
-    """[n] the largest of the bounds of the module's docstring."""
+def _in_flight(rows: Floats, m: float) -> Floats:
+    most: Floats = np.maximum(np.minimum(most_at_once(-rows[LESS_ROOM], rows[KEPT], m), -rows[LESS_ON_HOST]), 1.0)
+    return most
+
+
+def _least_over(by_all: Floats, at_once: Floats | float, pace: Floats, action: Floats, most: Floats) -> Floats:
+    """[n] the least of max(by_all, (k - 1) pace + at_once) - (k - 1) action, for k = 1 to most. It falls as long as
+    by_all is the larger one, and does not fall after that, for pace is at least action."""
+    turns = np.floor((by_all - at_once) / np.where(pace > 0.0, pace, 1.0))
+    turns = np.where(pace > 0.0, turns, most)
+    sums = []
+    for more in (0.0, 1.0):
+        behind = np.clip(turns + more, 0.0, most - 1.0)
+        sums.append(np.maximum(by_all, behind * pace + at_once) - behind * action)
+    return np.minimum(*sums)
+
+
+def _bound_rows(rows: Floats, known: Floats, turn: Floats, m: float) -> Floats:
+    """[n] the largest of the bounds of the module's docstring. known: head, above, p, q, -A [5, n]."""
     largest_ms: Floats = np.full(rows.shape[1], np.inf)
-    joined = np.isfinite(head) & np.isfinite(turn)  # the others are part of no placement
-    rows, head, turn, above = rows[:, joined], head[joined], turn[joined], above[joined]
+    joined = np.isfinite(known[0]) & np.isfinite(turn)  # the others are part of no placement
+    rows, turn = rows[:, joined], turn[joined]
+    head, above, forward_pace, input_pace, flight = known[:, joined]
     forward, of_input, tail, extra = rows[FORWARD], rows[INPUT], rows[TAIL], _extra_ms(rows)
     room = -rows[LESS_ROOM]
-    in_flight = np.maximum(np.minimum(most_at_once(room, rows[KEPT], m), -rows[LESS_ON_HOST]), 1.0)
     held = np.maximum(most_at_once(room, np.minimum(rows[KEPT], rows[PENDING]), m), 1.0)
     done = (m - most_at_once(room, rows[PENDING], m)) * extra
     rest = np.maximum(extra + tail, above)
     once = forward + turn + of_input
-    later = np.maximum(m - in_flight, 0.0)
-    before_last = later * of_input + np.maximum(m - held, 0.0) * extra
-    work = np.maximum(m * (of_input + extra) + tail, m * of_input + rest)
+    both = m * (forward + of_input)
+    begin = head + _least_over(turn, 0.0, forward_pace, forward, -flight)
+    end = np.maximum(m - held, 0.0) * extra + _least_over(turn + rest, above, input_pace, of_input, -flight)
     bounds = [
-        head + m * (forward + of_input + extra) + tail,
-        head + m * (forward + of_input) + rest,
-        head + forward + turn + later * forward + work,
-        head + m * (forward + of_input) + done + above,
-        head + forward + turn + later * forward + m * of_input + done + above,
-        head + m * forward + before_last + turn + of_input + rest,
-        np.where(later > 0.0, head + forward + turn + later * forward + before_last + turn + of_input + rest, 0.0),
-        head + _until_last(m, in_flight, forward, turn, of_input) + once + rest,
+        begin + both + m * extra + tail,
+        begin + both + rest,
+        begin + both + done + above,
+        np.where(m > -flight, begin, head) + both + end,
+        head + _until_last(m, _in_flight(rows, m), forward, turn, of_input) + once + rest,
         head + _until_last(m, held, forward, turn, of_input + extra) + once + rest,
     ]
     largest_ms[joined] = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)

@@ -4,16 +4,18 @@ For one way to fill stage s, with M micro-batches: `head` is the least pass forw
 end of its forward to the begin of its input gradient, `back` the least from the end of its last input gradient to the
 end of the step upstream. It cannot run more than A forwards before its first input gradient, nor have more than Q
 micro-batches begin their input gradients before the weight gradient of the first of them, nor more than S wait for
-theirs when the last input gradient is handed on; T is at least
-    head + M (f + i + w) + tail                          all of its work
-    head + M (f + i) + (M - Q) w + rest                  rest = max(w + tail, back): after its last input gradient
-    head + f + turn + (M - A) f + M (i + w) + tail       what its first input gradient waits for
-    head + f + turn + (M - A) f + M i + (M - Q) w + rest
-    head + M (f + i) + (M - S) w + back                  what is handed on last has less behind it on its own stage
-    head + f + turn + (M - A) f + M i + (M - S) w + back
-    head + M f + (M - A) i + (M - n) w + turn + i + rest  of what runs before its last forward, of which n at most are
-    head + f + turn + (M - A) (f + i) + (M - n) w + turn + i + rest, where M > A                 held at once, and then
-    head + M (kept (f + turn + i) + pending · w) / room  Little's law: bytes times how long they are held
+theirs when the last input gradient is handed on. Forwards reach it one every u at most, the longest forward up to it,
+and no more of them are in flight than in any stage before; it hands input gradients on one every v at most, the longest
+up to it. So with c + 1 forwards before its first input gradient, and input gradients after its last forward, it idles:
+    begin = max(turn, c u) - c f                  end = max(turn + rest, c v + back) - c i
+with the c < A that makes it least and rest = max(w + tail, back), which follows its last input gradient. T is at least
+    head + begin + M (f + i + w) + tail                   all of its work
+    head + begin + M (f + i) + (M - Q) w + rest
+    head + begin + M (f + i) + (M - S) w + back           what is handed on last has less behind it on its own stage
+    head + M (f + i) + (M - n) w + end                    of what runs before its last forward n at most are held then
+    head + begin + M (f + i) + (M - n) w + end            where M > A
+    head + M (kept (f + turn + i) + pending · w) / room + filling     Little's law: bytes times how long they are held,
+                                                          and memory fills and empties no faster than actions follow
     head + r (f + turn + i + w) + (M - 1 - r n) (f + i + w) + f + turn + i + rest         r = ⌈M / n⌉ - 1 rounds, and
     head + r (f + turn + i) + (M - 1 - r A) (f + i) + f + turn + i + rest                 r = ⌈M / A⌉ - 1
 Each takes the least of other stages, so the least over placements of the largest over stages is a shortest path of the
@@ -105,13 +107,19 @@ def _bound_each(options: Options, rows: Ints) -> Floats:
     stage, begin, end, of = options.stage[rows], options.begin[rows], options.end[rows], options.relaxed[rows].T
     edges = np.searchsorted(stage, np.arange(num_stages + 1)).tolist()
     of_stages = [slice(*edge) for edge in pairwise(edges)]
-    head, back, onward = (np.full((num_stages + 1, size), np.inf) for _ in range(3))
-    head[0, 0], back[0, 0] = 0.0, 0.0
+    head, back, onward, forward_pace, input_pace = (np.full((num_stages + 1, size), np.inf) for _ in range(5))
+    in_flight = np.zeros((num_stages + 1, size))
+    head[0, 0], back[0, 0], forward_pace[0, 0], input_pace[0, 0], in_flight[0, 0] = 0.0, 0.0, 0.0, 0.0, np.inf
     for s, mine in enumerate(of_stages):
         first, last = begin[mine], end[mine]
         np.minimum.at(head[s + 1], last, head[s, first] + of[FORWARD_MS, mine] + of[HOP_FORWARD_MS, mine])
-        later = np.maximum(of[WEIGHT_MS, mine] + of[TAIL_MS, mine], back[s, first])
+        own = of[WEIGHT_MS, mine] + of[TAIL_MS, mine]
+        later = np.maximum(own, back[s, first])
         np.minimum.at(back[s + 1], last, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
+        np.minimum.at(forward_pace[s + 1], last, np.maximum(forward_pace[s, first], of[FORWARD_MS, mine]))
+        onwards = np.where(own > back[s, first], 0.0, input_pace[s, first])  # what it takes after its own is the most
+        np.minimum.at(input_pace[s + 1], last, np.maximum(onwards, of[INPUT_MS, mine]))
+        np.maximum.at(in_flight[s + 1], last, np.minimum(in_flight[s, first], of[MOST_IN_FLIGHT, mine]))
     turns = np.zeros(len(rows))
     for s, mine in reversed(list(enumerate(of_stages))):
         if s < num_stages - 1:
@@ -122,9 +130,9 @@ def _bound_each(options: Options, rows: Ints) -> Floats:
     heads, backs = head[stage, begin], back[stage, begin]
     joins = np.isfinite(heads) & np.isfinite(turns)  # the others lie on no way through all stages
     handed = np.where(options.is_split[rows], options.split[rows, MOST_PENDING], 0.0)
+    others = np.array([heads, backs, turns, handed, *(x[stage, begin] for x in (forward_pace, input_pace, in_flight))])
     row_ms = np.full(len(rows), np.inf)
-    sums = heads[joins], backs[joins], turns[joins], handed[joins]
-    row_ms[joins] = _largest_bounds(of[:, joins], *sums, options.segments.problem.num_microbatches)
+    row_ms[joins] = _largest_bounds(of[:, joins], others[:, joins], options.segments.problem.num_microbatches)
     return row_ms
 
 
@@ -140,39 +148,61 @@ def join_rows(options: Options, row_ms: Floats) -> Bounds:
     return Bounds(row_ms, stretch, rest)
 
 
-def _largest_bounds(
-    of: Floats, head: Floats, back: Floats, turn: Floats, handed: Floats, num_microbatches: int
-) -> Floats:
-    """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; head, back, turn, and S as handed: [R]."""
+def _largest_bounds(of: Floats, others: Floats, num_microbatches: int) -> Floats:
+    """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; others: [7, R] head, back, turn, S, the paces of
+    forwards and of input gradients upstream, and how many micro-batches can be in flight there."""
     m = float(num_microbatches)
+    head, back, turn, handed, forward_pace, input_pace, upstream = others
     forward, backward, weight, tail = of[FORWARD_MS], of[INPUT_MS], of[WEIGHT_MS], of[TAIL_MS]
-    after_first = np.maximum(m - of[MOST_IN_FLIGHT], 0.0)  # what cannot have begun by then
-    ahead = after_first * forward
+    most = np.minimum(of[MOST_IN_FLIGHT], upstream)
+    forward_pace, input_pace = np.maximum(forward_pace, forward), np.maximum(input_pace, backward)
+    begin = head + _idle_ms(turn, 0.0, forward_pace, forward, most)
     done = np.maximum(m - of[MOST_PENDING], 0.0) * weight
     done_when_handed = np.maximum(m - handed, 0.0) * weight
     rest = np.maximum(weight + tail, back)
-    first = head + forward + turn
-    before_last = after_first * backward + np.maximum(m - of[MOST_HELD], 0.0) * weight
-    last = turn + backward + rest
+    both = m * (forward + backward)
+    end = np.maximum(m - of[MOST_HELD], 0.0) * weight + _idle_ms(turn + rest, back, input_pace, backward, most)
     once = forward + turn + backward
     held_ms_bytes = m * (of[KEPT] * once + of[PENDING] * weight)
     with np.errstate(divide="ignore", invalid="ignore"):
         by_bytes = np.where(of[ROOM] > 0.0, held_ms_bytes / of[ROOM], 0.0)
+    by_bytes = by_bytes + _filling_ms(of, turn, forward_pace, both + m * weight)
     bounds = [
-        head + m * (forward + backward + weight) + tail,
-        head + m * (forward + backward) + done + rest,
-        first + ahead + m * (backward + weight) + tail,
-        first + ahead + m * backward + done + rest,
-        head + m * (forward + backward) + done_when_handed + back,
-        first + ahead + m * backward + done_when_handed + back,
-        head + m * forward + before_last + last,
-        np.where(after_first > 0.0, first + ahead + before_last + last, 0.0),
+        begin + both + m * weight + tail,
+        begin + both + done + rest,
+        begin + both + done_when_handed + back,
+        np.where(m > most, begin, head) + both + end,
         head + by_bytes + tail,
         head + _rounds_ms(m, of[MOST_HELD], forward, once + weight, forward + backward + weight) + once + rest,
         head + _rounds_ms(m, of[MOST_IN_FLIGHT], forward, once, forward + backward) + once + rest,
     ]
     largest: Floats = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
     return largest
+
+
+def _idle_ms(least_ms: Floats, first_ms: Floats | float, pace_ms: Floats, action_ms: Floats, most: Floats) -> Floats:
+    """[R] the least over c < most of max(least_ms, c pace_ms + first_ms) - c action_ms, where pace_ms >= action_ms."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        many = np.where(pace_ms > 0.0, np.floor((least_ms - first_ms) / pace_ms), np.inf)
+    counts = (np.minimum(count, np.maximum(most - 1.0, 0.0)) for count in (many, many + 1.0))
+    idle: Floats = np.min([np.maximum(least_ms, c * pace_ms + first_ms) - c * action_ms for c in counts], axis=0)
+    return idle
+
+
+def _filling_ms(of: Floats, turn: Floats, forward_pace: Floats, all_ms: Floats) -> Floats:
+    """[R] what Little's law misses: the parts of memory that are not full yet, or not any more, times how long they
+    last. Until its first input gradient a stage holds a micro-batch more every forward_pace at most; and what it holds
+    at the end, it must work off. all_ms: the work of the stage."""
+    kept, room, backward = of[KEPT], of[ROOM], of[INPUT_MS] + of[WEIGHT_MS]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = room / kept
+        until = np.minimum(of[FORWARD_MS] + turn, forward_pace * np.maximum(most - 1.0, 0.0))
+        first = until * (1.0 - 1.0 / most) - until**2 / (2.0 * forward_pace * most)
+        longest = np.minimum(most * backward, np.where(of[PENDING] > 0.0, room / of[PENDING] * of[WEIGHT_MS], np.inf))
+        since = np.maximum(longest - backward, 0.0)  # the action that runs may be over soon
+        last = since**2 / (2.0 * longest)
+    first = np.where((kept > 0.0) & (room > kept) & (forward_pace > 0.0), first, 0.0)
+    return first + np.where((longest > 0.0) & (until + since <= all_ms), last, 0.0)
 
 
 def _rounds_ms(m: float, at_once: Floats, forward: Floats, turn_round: Floats, work: Floats) -> Floats:

@@ -34,7 +34,7 @@ def compile_orders() -> None:
         begin_rules(1, rules)
         search_rules(*place, rules, words, 1, 1.0, 0, 0.0, True)
         timetables = np.zeros((2, 2, 1))
-        find_periodic(table, first, count, 1, 3.0, 1, 0, boundaries, rows, timetables)
+        find_periodic(table, first, count, np.ones(len(table), np.bool_), 1, 3.0, 1, 0, boundaries, rows, timetables)
         write_periodic(table, 3.0, timetables, 0.0, words)
         stretch_words(words, 0, 1, np.zeros((2, 2 * NUM_KINDS), dtype=np.int8))
         end_words(table, words, 1, 1, 1.0, 0, 0.0)

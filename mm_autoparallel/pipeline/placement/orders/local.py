@@ -13,6 +13,7 @@ from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, wr
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
+from mm_autoparallel.pipeline.placement.orders.timetable import SAME
 from mm_autoparallel.pipeline.placement.orders.words import play_words, stretch_words
 
 Floats = NDArray[np.float64]
@@ -98,13 +99,16 @@ class Run:
         best = Ruled(step_ms, boundaries.copy(), rows.copy(), rules)
         return self.go_on(Found(step_ms, boundaries, rows, words), AFTER_RULES_PART), best
 
-    def from_period(self, together: int, period_ms: float, effort: int, most_ms: float) -> Found | None:
-        """Begin with stages in which so many micro-batches together pass once every period_ms each; None where none are
-        found. Goes on from steps that are near most_ms or below it."""
+    def from_period(
+        self, together: int, period_ms: float, effort: int, most_ms: float, able: NDArray[np.bool_]
+    ) -> Found | None:
+        """Begin with stages in which so many micro-batches together pass once every period_ms each, made of rows [R']
+        that are able; None where none are found. Goes on from steps that are near most_ms or below it."""
         num_stages = self.table.first.shape[0]
         boundaries, rows = np.zeros(num_stages + 1, np.int64), np.zeros(num_stages, np.int64)
         timetables = np.zeros((2, num_stages, together))
-        if not find_periodic(*self._rows, together, period_ms, effort, self.seed, boundaries, rows, timetables):
+        able = able & (self.table.figures[:, :NUM_KINDS].sum(axis=1) <= period_ms * (1.0 + SAME))
+        if not find_periodic(*self._rows, able, together, period_ms, effort, self.seed, boundaries, rows, timetables):
             return None
         short, figures = self._shortened(together), self.table.figures[rows]
         missing_ms = (self.num_microbatches - short.num_microbatches) * period_ms

@@ -17,7 +17,6 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     HOP_FORWARD_MS,
     INPUT_MS,
     NUM_KINDS,
-    WEIGHT_MS,
 )
 from mm_autoparallel.pipeline.placement.orders.timetable import (
     SAME,
@@ -32,6 +31,7 @@ from mm_autoparallel.pipeline.simulate.compiled import kernel
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int32]
+Able = NDArray[np.bool_]
 
 #: Timetables of a stage that begins at one segment which go on; how many of those that each leaves the stage before; by
 #: how much the time in flight that they are chosen by is changed at random.
@@ -42,13 +42,8 @@ WAITS, NODES, LAST_NODES = np.array([0.02, 0.08, 0.3, 1.0, 4.0]), 3_000, 400_000
 
 
 @kernel
-def _work(figures: Floats) -> float:
-    return float(figures[FORWARD_MS] + figures[INPUT_MS] + figures[WEIGHT_MS])
-
-
-@kernel
-def _reach(table: Floats, first: Rows, count: Rows, most_ms: float) -> NDArray[np.bool_]:
-    """[P + 1, N + 1] whether the first s stages can hold the first n segments with no more work than most_ms each."""
+def _reach(first: Rows, count: Rows, able: Able) -> NDArray[np.bool_]:
+    """[P + 1, N + 1] whether the first s stages can hold the first n segments in rows that are able."""
     num_stages, num_segments = first.shape[0], first.shape[1] - 1
     can = np.zeros((num_stages + 1, num_segments + 1), np.bool_)
     can[0, 0] = True
@@ -56,7 +51,7 @@ def _reach(table: Floats, first: Rows, count: Rows, most_ms: float) -> NDArray[n
         for begin in range(num_segments):
             for end in range(begin + 1 if can[s, begin] else num_segments + 1, num_segments + 1):
                 for row in range(first[s, begin, end], first[s, begin, end] + count[s, begin, end]):
-                    can[s + 1, end] |= _work(table[row]) <= most_ms
+                    can[s + 1, end] |= able[row]
     return can
 
 
@@ -65,6 +60,7 @@ def find_periodic(
     table: Floats,
     first: Rows,
     count: Rows,
+    able: Able,
     together: int,
     period_ms: float,
     effort: int,
@@ -76,13 +72,13 @@ def find_periodic(
     """Whether stages were found in which micro-batches, so many of them together, pass once every period_ms each.
     Overwrites boundaries [P + 1], rows [P] and timetables [2, P, K], of forwards and of gradients of inputs, with them.
 
-    table: [R, NUM_FIGURES]; first, count: [P, N + 1, N + 1] its rows of each stretch. effort: so many times as many
-    timetables are kept.
+    table: [R, NUM_FIGURES]; first, count: [P, N + 1, N + 1] its rows of each stretch; able: [R] those that may be
+    taken, whose work passes in a period. effort: so many times as many timetables are kept.
     """
     np.random.seed(seed)
     num_stages, num_segments = first.shape[0], first.shape[1] - 1
     whole_ms, width, enough = together * period_ms, WIDTH * effort, ENOUGH * effort
-    can = _reach(table, first, count, period_ms * (1.0 + SAME))
+    can = _reach(first, count, able)
     kept = (num_stages + 1, num_segments + 1, width)
     forwards, inputs, origin = np.empty((*kept, together)), np.empty((*kept, together)), np.zeros((*kept, 3), np.int64)
     num_kept = np.zeros((num_stages + 1, num_segments + 1), np.int64)
@@ -103,7 +99,7 @@ def find_periodic(
                     num_found = 0
                     for row in quickest:  # the first that fits: others recompute more
                         figures = of[row]
-                        if num_found > 0 or _work(figures) > period_ms * (1.0 + SAME):
+                        if num_found > 0 or not able[first_row + row]:
                             continue
                         if not is_last:
                             behind = table[origin[s + 1, end, one, 2]]

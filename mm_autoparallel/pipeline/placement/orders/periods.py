@@ -78,16 +78,33 @@ class Periods:
             return self.asked.setdefault(together, Asked(together, self.least_ms, first_ms))
         return min(self.asked.values(), key=lambda asked: asked.step_ms)
 
-    def look(self, runs: Sequence[Run], most_ms: float, should_stop: Callable[[], bool]) -> Found | None:
+    def look(
+        self,
+        runs: Sequence[Run],
+        rows_below: Callable[[float], NDArray[np.bool_]],
+        low_ms: float,
+        most_ms: float,
+        should_stop: Callable[[], bool],
+    ) -> Found | None:
         """What the first of these runs finds that finds a steady part of the period it is asked for. It goes on from
-        steps near most_ms. One call at a time: it notes which are found."""
+        steps near most_ms. One call at a time: it notes which are found.
+
+        rows_below: [R'] which rows of the table a step below may be made of; low_ms: none is. Where a period is known,
+        rows of a step that is drawn between low_ms and most_ms are tried first, then all below most_ms: short ends and
+        a short period are different wishes.
+        """
         asked = self.next()
         is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
+        found: Found | None = None
         for run in runs[: MOST_KNOWN if is_known else len(runs)]:
             period_ms, effort = asked.next()
             if period_ms * run.num_microbatches > MOST_FACTOR * most_ms:
                 return None
-            found = run.from_period(asked.together, period_ms, effort, most_ms)
+            if is_known:
+                drawn_ms = most_ms - (most_ms - low_ms) * (self.turn * GOLDEN % 1.0)
+                found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(drawn_ms))
+            if found is None:
+                found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(most_ms))
             asked.take(period_ms, np.inf if found is None else found.step_ms)
             if found is not None or should_stop():
                 return found

@@ -214,7 +214,13 @@ class OrderSearch:
     def _period_task(self) -> Callable[[], Found | None]:
         """A run that begins with a steady part, if one is found. One at a time."""
         runs = [self._run(self._periods.turn, 1, False, POLISH_WARMTH) for _ in range(PERIODS)]
-        return lambda: self._periods.look(runs, self.upper_ms, self.should_stop)
+        return lambda: self._periods.look(runs, self._rows_below, self.lower_ms, self.upper_ms, self.should_stop)
+
+    def _rows_below(self, step_ms: float) -> NDArray[np.bool_]:
+        """[R'] which rows of the table a step below may be made of."""
+        able = np.zeros(len(self.options.stage), np.bool_)
+        able[bound_rows(self.options, self._rows_left, step_ms)[0]] = True
+        return able[self.table.option]
 
     def _rules_task(self, starts: list[Ints], number: int, side: int = 0) -> Callable[[], Found]:
         """A run that begins with the best rules of its side, or in every other turn with none at one of the starts. One
