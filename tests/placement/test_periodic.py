@@ -18,7 +18,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 )
 from mm_autoparallel.pipeline.placement.orders.local import Found
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
-from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, NEAR, Periods
+from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, MOST_FACTOR, NEAR, Periods
 from mm_autoparallel.pipeline.placement.orders.rules import end_words
 from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words, stretch_words
 
@@ -157,6 +157,25 @@ def test_rows_of_shorter_steps_are_tried_before_all() -> None:
         assert found is not None
     assert rows[0] == rows[2] == 20  # of the first period, and at last
     assert 0 <= rows[1] < 20
+
+
+def test_periods_grow_as_far_as_the_best_step_leaves() -> None:
+    """Where nothing is found they grow twice as fast each time, but not beyond what can still win."""
+    asked_ms = []
+
+    class Nothing:
+        num_microbatches = 10
+
+        def from_period(self, together: int, period_ms: float, *_: object) -> Found | None:
+            asked_ms.append(period_ms)
+            return None
+
+    periods, most_ms = Periods(100.0), 1100.0
+    found = periods.look([Nothing()] * 50, lambda _: np.ones(1, np.bool_), 1000.0, most_ms, lambda: False)
+    assert found is None
+    longest_ms = MOST_FACTOR * most_ms / 10
+    assert longest_ms / (1.0 + NEAR) ** 2 < max(asked_ms) < longest_ms
+    assert len(asked_ms) < 20
 
 
 def test_a_period_that_is_known_is_asked_for_first() -> None:

@@ -98,8 +98,11 @@ class Periods:
         found: Found | None = None
         for run in runs[: MOST_KNOWN if is_known else len(runs)]:
             period_ms, effort = asked.next()
-            if period_ms * run.num_microbatches > MOST_FACTOR * most_ms:
-                return None
+            longest_ms = MOST_FACTOR * most_ms / run.num_microbatches
+            if period_ms > longest_ms:
+                period_ms = 0.5 * (asked.failed_ms + longest_ms)
+                if np.isfinite(asked.found_ms) or period_ms < asked.failed_ms * (1.0 + NEAR):
+                    return None
             if is_known:
                 drawn_ms = most_ms - (most_ms - low_ms) * (self.turn * GOLDEN % 1.0)
                 found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(drawn_ms))
