@@ -285,10 +285,11 @@ def _break_arrangement(model: Model, cluster: Cluster, workload: Workload, strat
         return (
             f"PP {strategy.pp} counts the encoder's {arrangement.num_stages_apart} stages and leaves the decoder none"
         )
-    reason = next(arrangement_reasons(model, cluster, workload, strategy), None)
+    if reason := next(arrangement_reasons(model, cluster, workload, strategy), None):
+        return reason
     chained = {part for one in arrangement.each if one.in_chain for part in one.encoder.parts}
     alone = model.model_copy(update={"encoders": tuple(e for e in model.encoders if e.name in chained)})
-    return reason or unlawful_reason(alone, cluster, workload, strategy.of_decoder())
+    return unlawful_reason(alone, cluster, workload, strategy.of_decoder())
 
 
 def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
