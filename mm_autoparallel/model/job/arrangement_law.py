@@ -222,10 +222,11 @@ def beside_reasons(decoder: Strategy, away: bool) -> Iterator[str]:
 
 def _break_context(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Of an encoder whose ranks share the tokens of each sample: its own attention in its own CP."""
-    arrangement, own = strategy.arrangement, strategy.of_encoder()
+    arrangement = strategy.arrangement
     assert arrangement is not None
     if arrangement.encoder.cp == 1:
         return
+    own = strategy.of_encoder()
     if "stack" in workload.model_fields_set:
         yield f"the encoder's CP is {own.cp}, and layouts of workload.stack {workload.stack} have encoders of CP 1"
     encoders = [encoder for encoder in model.encoders if encoder.name in arrangement.encoder.parts]
