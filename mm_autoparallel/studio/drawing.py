@@ -10,9 +10,8 @@ from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.explain.modules import LAYOUT, LAYOUTS, Own, format_key, list_beside
+from mm_autoparallel.planner.explain.modules import LAYOUT, LAYOUTS, Own, format_key, list_beside, list_new
 from mm_autoparallel.planner.explain.modules import SIZES as OWN_SIZES
-from mm_autoparallel.planner.search.space import SpaceEntry
 from mm_autoparallel.studio.document import Knob, Offer, SizeChoices, Unit
 
 SIZES = ("pp", "tp", "cp", "ep", "etp", "dp", "mbs", "vpp", "zero", "shard", "schedule")
@@ -32,14 +31,26 @@ FILES = (
 )
 
 
-def list_sizes(job: Job, entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[SizeChoices, ...]:
-    """The sizes of `strategy`, and what the lawful strategies among `entries` have in their place; then those of each
-    encoder, and what it may have beside the same decoder."""
-    lawful = [entry.strategy for entry in entries if entry.reason is None]
+def list_values(job: Job) -> dict[str, set[Any]]:
+    """What the lawful strategies of `job` have of each of SIZES, but for those of a module for each encoder."""
+    found: dict[str, set[Any]] = {name: set() for name in SIZES}
+
+    def is_new(strategy: Strategy) -> bool:
+        return any(getattr(strategy, name) not in values for name, values in found.items())
+
+    for strategy in list_new(job, is_new, with_several=False):
+        for name, values in found.items():
+            values.add(getattr(strategy, name))
+    return found
+
+
+def list_sizes(job: Job, values: Mapping[str, set[Any]], strategy: Strategy) -> tuple[SizeChoices, ...]:
+    """The sizes of `strategy`, and what others have in their place (`list_values`); then those of each encoder, and
+    what it may have beside the same decoder."""
     sizes = []
     for name in SIZES:
         value = getattr(strategy, name)
-        choices = sorted({value, *(getattr(one, name) for one in lawful)})
+        choices = sorted({value, *values[name]})
         if len(choices) > 1 or name in _ALWAYS:
             sizes.append(SizeChoices(name=name.upper(), value=value, choices=tuple(choices)))
     return (*sizes, *_list_of_encoders(job, strategy))

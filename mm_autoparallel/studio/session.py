@@ -9,6 +9,7 @@ import shlex
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from mm_autoparallel.planner.search.space import SpaceEntry, list_entries, strat
 from mm_autoparallel.reports.estimates import describe_change, describe_strategy
 from mm_autoparallel.studio import document as words
 from mm_autoparallel.studio.bounds import Known, find_bound, read_known, write_known
-from mm_autoparallel.studio.drawing import FILES, list_knobs, list_modes, list_sizes
+from mm_autoparallel.studio.drawing import FILES, list_knobs, list_modes, list_sizes, list_values
 from mm_autoparallel.studio.moments import FOLDER, Moment, Moments, Source
 from mm_autoparallel.units import format_ms
 
@@ -44,13 +45,23 @@ class Stale(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A job that is worked on: its costs, its space, and what searches have shown of it. given: without its values."""
+    """A job that is worked on: its costs, its space, and what searches have shown of it. given: without its values.
+    The space is listed when it is asked for."""
 
     source: Source
     costs: CostModel
     given: Job
     document: dict[str, Any]
-    entries: tuple[SpaceEntry, ...]
+
+    @cached_property
+    def entries(self) -> tuple[SpaceEntry, ...]:
+        """Every strategy, but for those of a module for each encoder."""
+        return list_entries(self.job, with_several=False)
+
+    @cached_property
+    def values(self) -> dict[str, set[Any]]:
+        """What lawful ones have of each size."""
+        return list_values(self.job)
 
     @property
     def job(self) -> Job:
@@ -97,9 +108,7 @@ class Session:
             content = source.document(self.folder)
             job = source.job(self.folder)
             given = source.model_copy(update={"values": {}}).job(self.folder) if source.values else job
-            self._jobs[key] = Played(
-                source, CostModel(job), given, content, tuple(list_entries(job, with_several=False))
-            )
+            self._jobs[key] = Played(source, CostModel(job), given, content)
         return _last(self._jobs, key, KEPT_JOBS)
 
     def plan_of(self, moment: Moment) -> Plan:
@@ -214,7 +223,7 @@ class Session:
             revision=saved.revision,
             report=page.report,
             bound=find_bound(played.job, known, estimate),
-            sizes=list_sizes(played.job, played.entries, estimate.plan.strategy),
+            sizes=list_sizes(played.job, played.values, estimate.plan.strategy),
             modes=list_modes(played.job),
             knobs=list_knobs(played.job, played.given, present.source.values, played.document),
             pins=tuple(saved.pins),

@@ -48,7 +48,8 @@ class Baseline:
 @dataclass(frozen=True)
 class Published:
     """A row. job: None where it is not planned, and `cannot` says why. kind: the paper's, with these runs of the
-    encoder. decoder: limits of the search for it. chunks: of a stage. encoder_tp: 0 where any is tried."""
+    encoder. decoder: limits of the search for it. chunks: of a stage. encoder_tp: 0 where any is tried. pieces: into
+    which the paper's system cuts a pass of the encoder, as far as that is planned here."""
 
     paper: str
     name: str
@@ -60,6 +61,7 @@ class Published:
     decoder: Mapping[str, Any] = field(default_factory=dict)
     chunks: tuple[int, ...] = (1,)
     encoder_tp: int = 0
+    pieces: tuple[int, ...] = (1,)
     cannot: str = ""
     why: str = "no job to compare"
 
@@ -125,14 +127,17 @@ def optimus(
         Baseline("balanced", told[1], OVER_BALANCED, Strategy(pp, tp, dp, mbs, vpp=chunks)),
     )
     decoder = {"pp": (pp,), "tp": (tp,), "dp": (dp,), "mbs": (mbs,)}
-    return Published("Optimus", name, source, baselines, job, runs=BESIDE, decoder=decoder, chunks=(1, chunks))
+    beside: dict[str, Any] = {"runs": BESIDE, "pieces": PIECES, "decoder": decoder, "chunks": (1, chunks)}
+    return Published("Optimus", name, source, baselines, job, **beside)
 
 
 OPTIMUS = "arXiv:2408.03505, USENIX ATC 2025"
 BESIDE: tuple[EncoderRun, ...] = ("bubbles", "phases", "recomputed_phases")
 """Runs of an encoder that each of several stages holds: what Optimus does, as far as it is planned here."""
+PIECES = (1, 8)
+"""Of a pass: whole, and of six layers each; Optimus cuts it into layers and kernels."""
 OVER_FIRST = "no chunks are published for it, so its fill and drain are longer here than of a kind that has them"
-OVER_BALANCED = "a pass is one piece here, longer than the gaps between chunks; Optimus cuts it into layers and kernels"
+OVER_BALANCED = "a pass is in one or eight pieces here, and Optimus cuts it into layers and kernels"
 OVER_BOTH = f"{OVER_FIRST}; its first stage waits for its host, 1 ms a ViT layer forth and 2 back"
 UNSIZED = "no sizes of it are published; here it has the best that are found, of several stages"
 H100 = "h100-80g"
@@ -171,6 +176,7 @@ def _two(first: str, second: str, gain_percent: int) -> Published:
         (baseline,),
         optimus_job(first, "GPT-175B", 512, 256, H100, second),
         runs=BESIDE,
+        pieces=PIECES,
         decoder={"pp": (8,), "tp": (8,), "dp": (8,), "mbs": (2,)},
         chunks=(1, 12),
     )
@@ -255,6 +261,7 @@ ROWS: tuple[Published, ...] = (
         ),
         _SMALL,
         runs=BESIDE,
+        pieces=PIECES,
         decoder={"pp": (2, 4, 8)},
         chunks=(1, 2),
     ),

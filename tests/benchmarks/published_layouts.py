@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,12 @@ from mm_autoparallel.planner.search.planner import examine, search
 from mm_autoparallel.planner.search.space import describe_strategy, list_entries
 from mm_autoparallel.planner.search.watched import compile_search
 
-LIMIT_S = 40.0
-"""Of one row, in CPU seconds; its parts have these shares of it, and what is left goes to the whole space: this share
-of that to chains alone, which may have more chunks."""
-KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION, CHAIN_SHARE_FRACTION = 0.5, 0.15, 0.75
+LIMIT_S = 60.0
+"""Of one row, in CPU seconds; its parts have these shares of it (passes whole and in pieces that of the kind each), and
+what is left, but a quarter at least, goes to the whole space: this share of that to chains alone, which may have more
+chunks."""
+KIND_SHARE_FRACTION, BASELINE_SHARE_FRACTION, CHAIN_SHARE_FRACTION = 1 / 3, 0.1, 0.75
+LEAST_SHARE_FRACTION = 0.25
 NOTHING = (math.inf, "nothing fits")
 Step = tuple[float, str]
 """A step in ms, and the plan in words."""
@@ -93,7 +96,7 @@ def judge(published: Published, limit_s: float = LIMIT_S) -> Iterator[Result]:
     steps = [step_of(costs, published, base, share_s) for base in published.baselines]
     own = best_of_kind(costs, published, KIND_SHARE_FRACTION * limit_s)
     alone = decoder_alone(published, share_s)
-    left_s = max(1.0, limit_s - (time.process_time() - began_s))
+    left_s = max(LEAST_SHARE_FRACTION * limit_s, limit_s - (time.process_time() - began_s))
     best = min([best_of_all(job, max(published.chunks), left_s), own, *steps])
     spent_s = time.process_time() - began_s
     for base, step in zip(published.baselines, steps, strict=True):
@@ -176,10 +179,11 @@ def decoder_alone(published: Published, limit_s: float) -> Step:
 
 
 def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step:
-    """The paper's kind of layout beside the decoder's published sizes, in any sizes of the encoder that it leaves."""
+    """The paper's kind of layout beside the decoder's published sizes, in any sizes of the encoder that it leaves.
+    limit_s: with passes whole, and again with passes in each number of pieces."""
     job, found = costs.job, NOTHING
-    for num_chunks in reversed(published.chunks):
-        update = {**published.decoder, "layouts": (published.kind,), "max_vpp": num_chunks}
+    for pieces, num_chunks in product(published.pieces, reversed(published.chunks)):
+        update = {**published.decoder, "layouts": (published.kind,), "max_vpp": num_chunks, "encoder_pieces": (pieces,)}
         narrow = replace(job, search=job.search.model_copy(update=update))
         entries = tuple(
             entry
@@ -189,6 +193,7 @@ def best_of_kind(costs: CostModel, published: Published, limit_s: float) -> Step
             and entry.strategy.arrangement
             and published.encoder_tp in (0, entry.strategy.arrangement.encoder.tp)
             and all(one.encoder_run in published.runs for one in entry.strategy.arrangement.each)
+            and pieces == max(one.encoder.pieces for one in entry.strategy.arrangement.each)
         )
         estimate, _ = examine(CostModel(narrow), entries, limit_s / len(published.chunks)) if entries else (None, ())
         if estimate:

@@ -46,7 +46,7 @@ def with_more_memory(problem: Problem, more_bytes: float) -> Problem:
 )
 def test_no_bound_is_above_the_optimum(first: int) -> None:
     """And one that calls a problem infeasible is right, by just as many bytes as it says."""
-    num_seen, tightness = 0, []
+    num_seen, num_enough, tightness = 0, 0, []
     for seed in range(first, first + 100):
         problem = varied_problem(seed)
         best_ms, _ = brute_force(problem)
@@ -55,6 +55,11 @@ def test_no_bound_is_above_the_optimum(first: int) -> None:
             bound = bound_step(problem, sharpen)
             assert bound.step_ms <= best_ms * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
         if np.isfinite(best_ms):
+            enough_ms = random.Random(seed).uniform(0.9, 1.0) * best_ms
+            low = bound_step(problem, enough_ms=enough_ms).step_ms
+            known_ms = bound_step(problem).step_ms
+            assert min(known_ms, enough_ms) * (1 - 1e-4) <= low <= best_ms * (1 + 1e-9), f"seed {seed}"
+            num_enough += low == enough_ms < known_ms
             tightness.append(bound.step_ms / best_ms)
         elif bound.reason:
             num_seen += 1
@@ -65,6 +70,7 @@ def test_no_bound_is_above_the_optimum(first: int) -> None:
                 enough = with_more_memory(problem, bound.overflow_bytes + 2.0)
                 assert brute_force(enough)[1] is not None, f"seed {seed}"
     assert num_seen > 20  # infeasible problems that needed no placing
+    assert num_enough > 5  # those whose bound is above what was enough
     assert np.mean(tightness) > 0.8
 
 

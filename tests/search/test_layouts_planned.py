@@ -16,7 +16,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
-from mm_autoparallel.planner.search.branches import Branches
+from mm_autoparallel.planner.search.branches import Branches, _Open
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import judge, list_all_boughs, list_entries
 
@@ -65,7 +65,7 @@ def test_a_decoder_by_itself_bounds_all_layouts_beside_it() -> None:
 
 
 def test_boughs_hold_all_decoders_and_are_bounded_by_less_than_each() -> None:
-    job = make_job(layouts="all", cp=[1, 2])
+    job = make_job(layouts="all", cp=[1, 2], max_vpp=2)
     costs, boughs = CostModel(job), list_all_boughs(job)
     waiting = Branches(costs, LeastSteps(costs), boughs)
     least_ms = [one.bound_ms for one in waiting._open]
@@ -82,6 +82,8 @@ def test_boughs_hold_all_decoders_and_are_bounded_by_less_than_each() -> None:
             assert (branch.decoder.tp, branch.decoder.cp, branch.decoder.mbs) in bough.shapes
             beside = [one for one in branch.strategies() if judge(job, one).reason is None]
             seen.update(beside)
+            waiting._push(_Open(branch, bound_ms))
+            assert waiting._first_of(waiting._open[-1]) == next(iter(beside), None)
             assert all(waiting._bound_branch(branch) <= LeastSteps(costs).least_ms(one) * (1 + 1e-9) for one in beside)
             assert bound_ms <= waiting._bound_branch(branch) * (1 + 1e-9)
     assert seen == lawful

@@ -18,6 +18,7 @@ from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import list_all_boughs, list_entries
+from mm_autoparallel.studio.drawing import SIZES, list_values
 
 SMALL: dict[str, Any] = {"cp": [1], "pp": [1, 2], "tp": [1, 2], "mbs": [3], "modes": [], "devices": [4]}
 
@@ -110,6 +111,24 @@ def test_what_encoders_may_be_is_what_lawful_strategies_have(job: Job, lawful: l
     assert by_name["tensor parallel size of vision in such a layout"].where == "layout.modules.vision.TP"
     of_chain = {one.name for one in list_variables(make_job(hears=True, layouts=["chain"], **SMALL))}
     assert not any("how" in name and "runs" in name for name in of_chain)
+
+
+def test_sizes_to_choose_from_are_those_of_lawful_strategies(job: Job) -> None:
+    lawful = [entry.strategy for entry in list_entries(job, with_several=False) if entry.reason is None]
+    assert list_values(job) == {name: {getattr(one, name) for one in lawful} for name in SIZES}
+
+
+@pytest.mark.parametrize("devices", [4, 5, 8])
+def test_variables_have_what_a_module_for_each_encoder_alone_makes(devices: int) -> None:
+    job = make_job(hears=True, layouts=["disaggregated"], encoder_cp=[1, 2], **(SMALL | {"devices": [devices]}))
+    every = [entry.strategy for entry in list_entries(job) if entry.reason is None]
+    by_place = {one.where: one.values for one in list_variables(job)}
+    for where, key in (("search.pp", "pp"), ("search.tp", "tp"), ("search.dp", "dp"), ("search.mbs", "mbs")):
+        assert by_place[where] == ", ".join(map(str, sorted({getattr(one, key) for one in every})))
+    shared = {max(each.encoder.cp for each in one.arrangement.each) for one in every if one.arrangement}
+    assert by_place["search.encoder_cp"] == ", ".join(map(str, sorted(shared)))
+    stages_of_one = {one.pp for one in every if one.arrangement and not one.arrangement.others}
+    assert {one.pp for one in every} > stages_of_one or devices == 4
 
 
 def test_first_plans_of_passes_beside_the_decoder_have_their_orders(job: Job, lawful: list[Strategy]) -> None:

@@ -114,7 +114,11 @@ def _describe_crossing(known: CostModel, strategy: Strategy) -> dict[str, Any]:
         count = strategy.num_microbatches(known.workload.global_batch_size)
     elif arrangement.in_bubbles:
         count = count_per_pass(strategy)
-    return {"size_bytes": count * size_bytes, **asdict(find_crossing(known, strategy, size_bytes))}
+    crossing = find_crossing(known, strategy, size_bytes)
+    blocks = (block for block in known.chain.blocks if block.modality in arrangement.encoder.parts)
+    if not any(block.has_backward for block in blocks):  # nothing goes back
+        crossing = replace(crossing, backward_ms=0.0)
+    return {"size_bytes": count * size_bytes, **asdict(crossing)}
 
 
 def _send_apart(parts: _Parts) -> list[Module]:

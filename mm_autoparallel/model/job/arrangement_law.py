@@ -194,32 +194,39 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
             f"the encoder's DP {encoder.dp} and the decoder's DP {decoder.dp}: one must divide the other, for a "
             "replica of one serves whole replicas of the other"
         )
-    if strategy.layouts:
+    yield from beside_reasons(strategy, arrangement.away)
+
+
+def beside_reasons(decoder: Strategy, away: bool) -> Iterator[str]:
+    """The rules that a decoder breaks beside every encoder of one kind of run, whatever its sizes. away: whether that
+    is on none of the pipeline's stages."""
+    if decoder.layouts:
         yield "layers of one stage shared in several ways (LAYOUTS) go with the chain alone"
-    if strategy.schedule not in (PLANNED_SCHEDULES if arrangement.away else PLANNED_SCHEDULES[:1]):
+    if decoder.schedule not in (PLANNED_SCHEDULES if away else PLANNED_SCHEDULES[:1]):
         yield (
-            f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and for interleaved_1f1b where the "
+            f"schedule {decoder.schedule}: arrangements are planned for 1f1b, and for interleaved_1f1b where the "
             "encoder runs in phases, in bubbles or as prefetch"
         )
-    if strategy.vpp > 1 and not arrangement.away:
-        yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases, in bubbles or as prefetch"
-    if strategy.optimizer_offload:
+    if decoder.vpp > 1 and not away:
+        yield f"VPP {decoder.vpp}: chunks go with the chain or an encoder in phases, in bubbles or as prefetch"
+    if decoder.optimizer_offload:
         yield "arrangements are planned with the optimizer on the device"
-    if strategy.shard or not strategy.reshard:
+    if decoder.shard or not decoder.reshard:
         yield (
             "arrangements are planned with weights that ZeRO 3 shards over all replicas of a module and gives up after "
             "each pass (no shard, reshard true)"
         )
-    if strategy.rank_order != "tp-cp-ep-dp-pp":
-        yield f"ranks {strategy.rank_order}: arrangements are planned for tp-cp-ep-dp-pp"
+    if decoder.rank_order != "tp-cp-ep-dp-pp":
+        yield f"ranks {decoder.rank_order}: arrangements are planned for tp-cp-ep-dp-pp"
 
 
 def _break_context(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Of an encoder whose ranks share the tokens of each sample: its own attention in its own CP."""
-    arrangement, own = strategy.arrangement, strategy.of_encoder()
+    arrangement = strategy.arrangement
     assert arrangement is not None
     if arrangement.encoder.cp == 1:
         return
+    own = strategy.of_encoder()
     if "stack" in workload.model_fields_set:
         yield f"the encoder's CP is {own.cp}, and layouts of workload.stack {workload.stack} have encoders of CP 1"
     encoders = [encoder for encoder in model.encoders if encoder.name in arrangement.encoder.parts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from mm_autoparallel.model.job import mindspeed_mm_law
@@ -91,8 +92,7 @@ class Strategy:
     @property
     def world_size(self) -> int:
         if self.arrangement:
-            apart = (one.encoder.num_ranks for one in self.arrangement.each if one.apart)
-            return self.of_decoder().world_size + sum(apart)
+            return self._decoder.world_size + sum(one.encoder.num_ranks for one in self.arrangement.each if one.apart)
         return self.pp * self.tp * self.cp * self.dp
 
     @property
@@ -103,9 +103,12 @@ class Strategy:
 
     def of_decoder(self) -> Strategy:
         """Where an encoder has sizes of its own, the decoder's by themselves; else this very one."""
-        if self.arrangement is None:
-            return self
-        return replace(self, pp=self.pp - self.arrangement.num_stages_apart, arrangement=None)
+        return self if self.arrangement is None else self._decoder
+
+    @cached_property
+    def _decoder(self) -> Strategy:
+        apart = self.arrangement.num_stages_apart if self.arrangement else 0
+        return replace(self, pp=self.pp - apart, arrangement=None)
 
     def of_encoder(self) -> Strategy:
         """The same of the first module: its choices are the decoder's, but for those of experts."""
@@ -116,6 +119,8 @@ class Strategy:
 
     def with_only(self, one: Arrangement) -> Strategy:
         """The strategy with one of its arrangement's modules and none of the others."""
+        if one is self.arrangement:
+            return self
         before = self.arrangement.num_stages_apart if self.arrangement else 0
         return replace(self, pp=self.pp - before + one.num_stages_apart, arrangement=one)
 
@@ -129,11 +134,20 @@ class Strategy:
 
     def beside(self, pp: int, tp: int, dp: int, mbs: int, cp: int = 1) -> Strategy:
         """An encoder of these sizes by itself beside this decoder, whose choices it has."""
-        sized = Strategy(pp, tp, dp, mbs, cp=cp, zero=self.zero, sequence_parallel=self.sequence_parallel)
-        fused: FusedProducts = self.tp_overlap if tp > 1 else ""
-        kind = self.cp_kind if cp > 1 else ""
-        own = replace(sized, precision=self.precision, graphs=self.graphs, tp_overlap=fused, cp_kind=kind)
-        return replace(own, overlaps=self.overlaps)
+        return Strategy(
+            pp,
+            tp,
+            dp,
+            mbs,
+            cp=cp,
+            zero=self.zero,
+            cp_kind=self.cp_kind if cp > 1 else "",
+            sequence_parallel=self.sequence_parallel,
+            graphs=self.graphs,
+            precision=self.precision,
+            tp_overlap=self.tp_overlap if tp > 1 else "",
+            overlaps=self.overlaps,
+        )
 
     @property
     def expert_tp(self) -> int:
@@ -285,10 +299,11 @@ def _break_arrangement(model: Model, cluster: Cluster, workload: Workload, strat
         return (
             f"PP {strategy.pp} counts the encoder's {arrangement.num_stages_apart} stages and leaves the decoder none"
         )
-    reason = next(arrangement_reasons(model, cluster, workload, strategy), None)
+    if reason := next(arrangement_reasons(model, cluster, workload, strategy), None):
+        return reason
     chained = {part for one in arrangement.each if one.in_chain for part in one.encoder.parts}
     alone = model.model_copy(update={"encoders": tuple(e for e in model.encoders if e.name in chained)})
-    return reason or unlawful_reason(alone, cluster, workload, strategy.of_decoder())
+    return unlawful_reason(alone, cluster, workload, strategy.of_decoder())
 
 
 def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -319,8 +334,7 @@ def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
             f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
             f"cluster has {cluster.num_devices}"
         )
-    uneven_reason = cluster.uneven_reason(world) if world <= cluster.num_devices else None
-    if uneven_reason:
+    if world <= cluster.num_devices and (uneven_reason := cluster.uneven_reason(world)):
         yield uneven_reason
     widest = cluster.max_tensor_parallel
     if strategy.tp > widest:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS, Arrangement
@@ -21,7 +23,7 @@ from mm_autoparallel.planner.search.arrangements import (
     is_as_decoder,
     is_lawful_beside,
 )
-from mm_autoparallel.planner.search.space import judge, list_all_boughs
+from mm_autoparallel.planner.search.space import judge, list_all_boughs, list_entries
 from mm_autoparallel.validation import nearest
 
 Wish = Mapping[str, int | str]
@@ -173,15 +175,64 @@ def list_owns(job: Job, branches: Iterable[Branch], look: Callable[[], None] = l
             assert strategy.arrangement is not None
             if not is_known(decoder, strategy.arrangement):
                 learn(decoder, strategy.arrangement, (strategy,))
+        is_lawful = cache(partial(is_lawful_beside, job, decoder))
         for options in branch.several():
-            if all(is_known(decoder, one) for each in options for one in each):
-                continue
-            lawful = tuple(tuple(one for one in each if is_lawful_beside(job, decoder, one)) for each in options)
-            for at, each in enumerate(lawful):
+            for at, each in enumerate(options):
                 for one in each:
-                    if not is_known(decoder, one):
-                        learn(decoder, one, combine(decoder, (*lawful[:at], (one,), *lawful[at + 1 :])))
+                    if not is_known(decoder, one) and is_lawful(one):
+                        others = [tuple(filter(is_lawful, other)) for other in options]
+                        learn(decoder, one, combine(decoder, (*others[:at], (one,), *others[at + 1 :])))
     return found
+
+
+def list_new(
+    job: Job, is_new: Callable[[Strategy], bool], look: Callable[[], None] = lambda: None, with_several: bool = True
+) -> Iterator[Strategy]:
+    """Lawful strategies that have between them every figure of the lawful ones: those of the chain, and of layouts
+    those that are new. is_new: whether a strategy has a figure that none before it had. look: called for each bough
+    and strategy of the chain, to raise what should end it. with_several: as in `list_entries`."""
+    yield from (entry.strategy for entry in list_entries(job, look, ()) if entry.reason is None)
+    branches = tuple(list_branches(list_all_boughs(job, look)))
+    for branch in branches:
+        yield from (one for one in branch.together() if is_new(one) and judge(job, one).reason is None)
+    if with_several:
+        yield from _list_several(job, branches, is_new)
+
+
+def _list_several(job: Job, branches: Iterable[Branch], is_new: Callable[[Strategy], bool]) -> Iterator[Strategy]:
+    """Lawful strategies of several modules, of each branch one of each number of stages, context parallel size and
+    number of pieces, as far as they are new. is_new: asked before whether a strategy is lawful, and again before the
+    next one."""
+    for branch in branches:
+        decoder, known = branch.decoder, set[tuple[int, int, int]]()
+        is_lawful = cache(partial(is_lawful_beside, job, decoder))
+        for options in branch.several():
+            alike = [_group(decoder, each) for each in options]
+            for keys in product(*alike):
+                shape = sum(key[0] for key in keys), max(key[1] for key in keys), max(key[2] for key in keys)
+                groups = tuple(group[key] for group, key in zip(alike, keys, strict=True))
+                first = None if shape in known else next(combine(decoder, tuple((group[0],) for group in groups)), None)
+                if first is None:
+                    continue
+                if not is_new(first):
+                    known.add(shape)
+                    continue
+                lawful = combine(decoder, tuple(tuple(filter(is_lawful, group))[:1] for group in groups))
+                found = next((one for one in lawful if judge(job, one).reason is None), None)
+                if found:
+                    known.add(shape)
+                    yield found
+
+
+def _group(decoder: Strategy, options: Iterable[Arrangement]) -> dict[tuple[int, ...], list[Arrangement]]:
+    """Options of a module by what a strategy's figures, and whether it is lawful together with others, hang on: stages
+    of its own, context parallel size, pieces, and whether it lies as in the chain."""
+    groups: dict[tuple[int, ...], list[Arrangement]] = {}
+    for one in options:
+        own = one.encoder
+        key = one.num_stages_apart, own.cp, own.pieces, one.in_chain, is_as_decoder(decoder, one)
+        groups.setdefault(key, []).append(one)
+    return groups
 
 
 def list_branches(boughs: Iterable[Bough]) -> Iterator[Branch]:

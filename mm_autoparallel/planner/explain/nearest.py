@@ -7,10 +7,10 @@ from dataclasses import fields
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.job.arrangement import Arrangement
+from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, Arrangement
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.explain.modules import Own, Wish, list_branches
+from mm_autoparallel.planner.explain.modules import LAYOUT, Own, Wish, list_branches
 from mm_autoparallel.planner.explain.why_not import describe_wish, match_strategies
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan
@@ -33,17 +33,19 @@ def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--siz
 
     Raises PlanError with the law against it where none is lawful, JobError where no product of sizes makes the devices.
     """
-    entries, boughs, _ = match_strategies(job, wish, flag)
+    chain, boughs, _ = match_strategies(job, wish, flag, lazily=True)
     near = _Nearness(job, present, wish)
-    lawful = (entry.strategy for entry in entries if entry.reason is None)
+    lawful = (entry.strategy for entry in chain if entry.reason is None)
     best = min(lawful, key=near.distance, default=None)
-    for branch in list_branches(boughs):
-        if best is None or near.least(branch) <= near.distance(best)[0]:
-            ways = sorted(filter(branch.is_meant, near.list_ways(branch)), key=near.distance)
-            found = next((one for one in ways if judge(job, one).reason is None), None)
-            best = min(filter(None, (best, found)), key=near.distance, default=None)
+    for branch in sorted(list_branches(boughs), key=near.least):
+        if best is not None and near.least(branch) > near.distance(best)[0]:
+            break
+        ways = sorted(filter(branch.is_meant, near.list_ways(branch)), key=near.distance)
+        found = next((one for one in ways if judge(job, one).reason is None), None)
+        best = min(filter(None, (best, found)), key=near.distance, default=None)
     if best is not None:
         return best
+    entries, _, _ = match_strategies(job, wish, flag)
     if not entries:
         raise PlanError(f"{flag} {describe_wish(wish)}: no choice for the encoders is lawful together with it")
     closest = min(entries, key=lambda entry: near.distance(entry.strategy))
@@ -54,7 +56,7 @@ class _Nearness:
     """How like `present` strategies are, but for what a wish names."""
 
     def __init__(self, job: Job, present: Strategy, wish: Wish) -> None:
-        self._job, self._present = job, present
+        self._job, self._present, self._wish = job, present, wish
         self._kept = [field.name for field in fields(Strategy) if field.name not in (*wish, *_DERIVED)]
         self._own = {encoder.name: Own.of(present, encoder.name) for encoder in getattr(job.model, "encoders", ())}
 
@@ -69,10 +71,21 @@ class _Nearness:
     def least(self, branch: Branch) -> int:
         """Of distances of its strategies the first part is no less."""
         names = (name for name in self._kept if name != "pp")
-        return sum(getattr(branch.decoder, name) != getattr(self._present, name) for name in names)
+        others = sum(bool(getattr(branch.decoder, name) != getattr(self._present, name)) for name in names)
+        least_pp = branch.decoder.pp + bool(branch.apart)
+        if "pp" in self._kept and (least_pp > self._present.pp or (not branch.apart and least_pp < self._present.pp)):
+            others += 1
+        runs = sum(self._runs_otherwise(name, own, name in branch.apart) for name, own in self._own.items())
+        return others + max(runs, self._present.arrangement is None)  # some encoder is not in the chain
+
+    def _runs_otherwise(self, name: str, own: Own, apart: bool) -> bool:
+        """Whether an encoder, now `own`, runs otherwise where it is apart or not, and as the wish says."""
+        wanted = self._wish.get(f"{name}.{LAYOUT}", "")
+        return (own.layout == "disaggregated") != apart or wanted in {*ENCODER_RUNS[1:]} - {own.layout}
 
     def list_ways(self, branch: Branch) -> Iterator[Strategy]:
-        """Of a branch's strategies with several modules those that may be nearest."""
+        """Of a branch's strategies those that may be nearest."""
+        yield from branch.together()
         for options in branch.several():
             yield from combine(branch.decoder, tuple(self._list_nearest(branch.decoder, each) for each in options))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.explain.modules import list_branches, list_owns
-from mm_autoparallel.planner.search.space import list_all_boughs, list_entries
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.planner.explain.modules import list_branches, list_new, list_owns
+from mm_autoparallel.planner.search.space import list_all_boughs
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class Variable:
         return {"name": self.name, "where": self.where, "values": self.values, "searched": self.searched}
 
 
-_OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
+_Figure = tuple[str, str, Callable[[Strategy], Any]]
+"""A variable's name, where it stands, and what a strategy has."""
+
+_OF_STRATEGY: tuple[_Figure, ...] = (
     ("tensor parallel size", "search.tp", lambda one: one.tp),
     ("sequence parallelism beside it", "search.sequence_parallel", lambda one: one.sequence_parallel),
     ("pipeline stages", "search.pp", lambda one: one.pp),
@@ -85,20 +90,35 @@ _OF_ENCODER = (
 
 def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Variable, ...]:
     """All variables of `job`. look: called for each strategy, to raise what should end it."""
-    lawful = [entry.strategy for entry in list_entries(job, look, with_several=False) if entry.reason is None]
-    found = [_of_strategy(name, where, {value(one) for one in lawful}) for name, where, value in _OF_STRATEGY]
-    batches = {one.num_microbatches(job.workload.global_batch_size) for one in lawful}
-    found.append(_of_strategy("micro-batches of a step", "follows from replicas and samples", batches))
+    every = *_OF_STRATEGY, *_list_of_workload(job)
+    found: list[set[Any]] = [set() for _ in every]
+
+    def is_new(strategy: Strategy) -> bool:
+        look()
+        return any(value(strategy) not in values for values, (_, _, value) in zip(found, every, strict=True))
+
+    def learn(strategies: Iterable[Strategy]) -> None:
+        for strategy in strategies:
+            for values, (_, _, value) in zip(found, every, strict=True):
+                values.add(value(strategy))
+
+    learn(list_new(job, is_new, look))
     return (
-        *found, *_list_overlaps(job, lawful), *_list_of_encoders(job, look), *_list_placed(job), *_list_fixed(job),
+        *(_of_strategy(name, where, values) for values, (name, where, _) in zip(found, every, strict=True)),
+        *_list_of_encoders(job, look), *_list_placed(job), *_list_fixed(job),
     )  # fmt: skip
 
 
-def _list_overlaps(job: Job, lawful: Sequence[Strategy]) -> Iterator[Variable]:
-    """Those that a search may choose; of each what the workload has, where it does not."""
-    workloads = [one.overlaps.of(job.workload) for one in lawful]
+def _list_of_workload(job: Job) -> Iterator[_Figure]:
+    """What strategies have beside a workload; of overlaps what a search may choose, or what that has."""
+    batch, where = job.workload.global_batch_size, "follows from replicas and samples"
+    yield "micro-batches of a step", where, lambda one: one.num_microbatches(batch)
     for key, name in _OF_OVERLAPS.items():
-        yield _of_strategy(name, f"search.{key}", {getattr(workload, key) for workload in workloads})
+        yield name, f"search.{key}", partial(_overlap, job.workload, key)
+
+
+def _overlap(workload: Workload, key: str, strategy: Strategy) -> bool:
+    return bool(getattr(strategy.overlaps.of(workload), key))
 
 
 def _of_strategy(name: str, where: str, values: set[Any]) -> Variable:

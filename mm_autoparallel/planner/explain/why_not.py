@@ -159,11 +159,12 @@ def describe_wish(wish: Wish) -> str:
 
 
 def match_strategies(
-    job: Job, wish: Wish, flag: str = "--why-not"
+    job: Job, wish: Wish, flag: str = "--why-not", lazily: bool = False
 ) -> tuple[tuple[SpaceEntry, ...], tuple[Bough, ...], SearchSpace]:
     """The strategies that match, with what lists those of a module for each of several encoders, and the limits that
-    have them: the job's, else these without those on what is named, else none. Raises JobError where no product of
-    sizes makes the cluster's devices, or an encoder is named that the model has not."""
+    have them: the job's, else these without those on what is named, else none. lazily: those of encoders that are one
+    module are left to be listed too. Raises JobError where no product of sizes makes the cluster's devices, or an
+    encoder is named that the model has not."""
     modules.check_modules(job, wish, f"{flag} {describe_wish(wish)}")
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
@@ -181,13 +182,14 @@ def match_strategies(
         job.search.model_copy(update=named),
         job.search.model_copy(update=dict.fromkeys(_OPEN) | named),
     ):
-        entries = list_entries(replace(job, search=limits), with_several=False)
+        limited = replace(job, search=limits)
+        entries = list_entries(limited, boughs=() if lazily else None, with_several=False)
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
-        several: tuple[Bough, ...] = ()
-        if len(job.model.encoders) > 1:
-            several = tuple(_narrow(bough, wish) for bough in list_all_boughs(replace(job, search=limits)))
-        if found or any(True for branch in modules.list_branches(several) for _ in branch.strategies()):
-            return found, several, limits
+        left: tuple[Bough, ...] = ()
+        if lazily or len(job.model.encoders) > 1:
+            left = tuple(_narrow(bough, wish, lazily) for bough in list_all_boughs(limited))
+        if found or any(True for branch in modules.list_branches(left) for _ in branch.strategies()):
+            return found, left, limits
     number, num_layers = job.cluster.num_devices, job.model.num_layers
     if int(wish.get("vpp", 1)) > num_layers:
         raise JobError(
@@ -206,8 +208,8 @@ def match_strategies(
     )
 
 
-def _narrow(bough: Bough, wish: Wish) -> Bough:
-    """What a bough has of several modules that matches."""
+def _narrow(bough: Bough, wish: Wish, with_one: bool) -> Bough:
+    """What a bough has of several modules that matches. with_one: of all encoders as one module too."""
     of_decoder = {name: value for name, value in wish.items() if name not in ("layout", "pp") and "." not in name}
 
     def list_branches() -> Iterator[Branch]:
@@ -215,7 +217,8 @@ def _narrow(bough: Bough, wish: Wish) -> Bough:
             if _is_meant(branch.decoder, of_decoder):
                 several = partial(modules.narrow_options, branch, wish)
                 is_meant = partial(_is_meant, wish=wish)
-                yield replace(branch, together=lambda: iter(()), several=several, is_meant=is_meant)
+                together = branch.together if with_one else lambda: iter(())
+                yield replace(branch, together=together, several=several, is_meant=is_meant)
 
     return replace(bough, branches=list_branches)
 

@@ -99,7 +99,7 @@ class Agenda:
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
         while not should_stop():
             if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
-                for strategy in self.branches.advance(should_stop):
+                for strategy in self.branches.advance(cutoff_ms, should_stop):
                     self.admit(judge(self._costs.job, strategy), should_stop)
                 continue
             if not self._heap and not self._take_up_again(cutoff_ms):

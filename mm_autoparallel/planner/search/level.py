@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.planner.search.pricing import Pricing
 
 
@@ -54,3 +56,9 @@ class Level:
 def is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:
     """Whether a placement of step_ms, infinite where none was found, is the best: none is below bound_ms."""
     return bound_ms >= (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * step_ms
+
+
+def bounded_to(cutoff_ms: float, strategy: Strategy, settles: bool = False) -> float:
+    """Up to where bounds of a strategy are looked for while the best is cutoff_ms. Those of named orders cost little,
+    and how far above it they are tells which plans could win; settles: but where counts are settled too."""
+    return cutoff_ms if settles or strategy.schedule == FREE else math.inf

@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
-from mm_autoparallel.planner.search.level import Level, is_known
+from mm_autoparallel.planner.search.level import Level, bounded_to, is_known
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 from mm_autoparallel.planner.search.trimming import Trimming
@@ -155,7 +155,8 @@ class Pipeline:
     def refine(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
         """Raise the bound by the next of the better ones, as far as is of interest; it may show that nothing fits."""
         assert self.problem is not None
-        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms, cutoff_ms)
+        enough_ms = bounded_to(cutoff_ms, self.strategies[0])
+        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms, enough_ms)
         self.num_refinements += not bound.is_partial
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
@@ -282,8 +283,7 @@ class Pipeline:
             if not self.num_probes and np.isfinite(self.promised_ms):
                 self.num_probes, self.is_probing = self.num_probes + 1, True
             return False
-        bound = bound_step(self.problem_at(fill), True, should_stop)
-        self._raise_floor(fill, np.inf if bound.reason else bound.step_ms)
+        self._raise_floor(fill, bound_step(self.problem_at(fill), True, should_stop).step_ms)
         self.promised_ms = PROBES[0] * self.floor_ms[fill]
         return True
 
@@ -368,7 +368,7 @@ class Pipeline:
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         is_sharp = self.is_dear and self.is_refined
-        enough_ms = min(cutoff_ms, self.rank_ms)
+        enough_ms = bounded_to(min(cutoff_ms, self.rank_ms), self.strategies[0], is_sharp)
         bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=enough_ms, settles=is_sharp)
         if bound.reason:
             self._end_level(bound.reason, 0.0)

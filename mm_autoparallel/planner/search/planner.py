@@ -157,7 +157,8 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return np.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s
+        end_s = self.elapsed_s + self.agenda.branches.naming_s
+        return np.inf if self.time_limit_s is None else self.time_limit_s - end_s
 
     def should_stop(self) -> bool:
         self.interrupted = self.interrupted or self.asked_to_stop()

@@ -1,6 +1,7 @@
 /** Figures as people read them, in the units of the command line. */
 
 export function ms(value: number): string {
+  if (Math.abs(value) < 0.005) return "0.00 ms"; // rounding leaves some below 0
   if (Math.abs(value) >= 60_000) return `${(value / 1000).toFixed(1)} s`;
   if (Math.abs(value) >= 1000) return `${(value / 1000).toFixed(2)} s`;
   return `${value.toFixed(value >= 100 ? 1 : 2)} ms`;

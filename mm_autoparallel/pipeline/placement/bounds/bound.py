@@ -47,14 +47,17 @@ class Bound:
     is_partial: bool = False
 
 
-def least_step(floor_ms: float, is_possible: Callable[[float], bool], look: Look) -> Bound:
+def least_step(floor_ms: float, is_possible: Callable[[float], bool], look: Look, enough_ms: float = np.inf) -> Bound:
     """The largest step found impossible, within PRECISION_FRACTION of the least possible one, and at least `floor_ms`.
 
-    is_possible: whether a necessary condition holds, which holds for all longer steps if it holds for one.
+    is_possible: whether a necessary condition holds, which holds for all longer steps if it holds for one. enough_ms:
+    where that step is impossible, it is the answer, and none above is looked at.
     """
     low, high = floor_ms, max(floor_ms, 1e-9) * 1.05
     if is_possible(low) or not is_possible(ANY_STEP_MS):
         return Bound(low)
+    if low < enough_ms < ANY_STEP_MS and not is_possible(enough_ms):
+        return Bound(enough_ms)
     while not is_possible(high):
         look()
         low, high = high, high * 1.5

@@ -98,11 +98,12 @@ def bound_one_chunk(
     floor_ms: float,
     look: Look,
     known_loads: Callable[[], Floats] | None = None,
+    enough_ms: float = np.inf,
 ) -> Bound:
     """The bound of a problem with one chunk a stage, at least `floor_ms`.
 
     segments: of the mean micro-batch. least_scale, most_scale: as in OneChunk. known_loads: what else is known of
-    loads, as `least_loads` tells them. Raises what `look` does.
+    loads, as `least_loads` tells them. enough_ms: as in `least_step`. Raises what `look` does.
     """
     if segments.problem.num_stages * (segments.num_segments + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
@@ -114,7 +115,7 @@ def bound_one_chunk(
         of = of._replace(is_plain=False)  # what makes them longer may be forward
     rest = least_rest(of, loads)
     if rest[0, 0] < np.inf:
-        return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look)
+        return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look, enough_ms)
     excess_bytes, stage, exact = least_excess(of, look)
     if excess_bytes > 0.0:
         return overfull(segments.problem, excess_bytes, stage, exact)

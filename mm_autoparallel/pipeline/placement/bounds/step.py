@@ -87,7 +87,8 @@ def bound_step(
     and bound each place for the first layer of the main kind by itself; with layouts, count mixes of whole layers.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
-    milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at.
+    milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at, and
+    with one chunk a stage not either.
     settles: with several chunks a stage, sharpen by counts of layers that stages can have too, in tenths of a second.
     """
 
@@ -97,10 +98,10 @@ def bound_step(
 
     if problem.encoders:
         encoded = part_encoders(problem)
-        bound = bound_step(decoder_beside(encoded), sharpen, should_stop)
+        bound = bound_step(decoder_beside(encoded), sharpen, should_stop, enough_ms=enough_ms)
         step_ms = bound_all(encoded, bound.step_ms) * (1.0 - ROUNDING_FRACTION)
         with suppress(Stopped):
-            cuts = None if bound.reason else list_cuts(encoded, look)
+            cuts = None if bound.reason or step_ms >= enough_ms else list_cuts(encoded, look)
             step_ms = cuts.bound(step_ms, look) if cuts else step_ms
         return replace(bound, step_ms=step_ms, exact=False)
     if has_layouts(problem):
@@ -125,7 +126,7 @@ def bound_step(
         if problem.num_chunks > 1:
             settled_ms = enough_ms if settles else None
             return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
-        bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look)
+        bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look, enough_ms=enough_ms)
     except Stopped:
         return Bound(floor_ms)
     # whether higher limits of devices would do is then a question of their hosts too

@@ -15,16 +15,18 @@ export function LayoutMap({ layout }: { layout: Layout }) {
   const tops = [LINE + 6, LINE + 6 + heights[0] + BETWEEN];
   const width = Math.max(480, (BOX + GAP) * Math.max(encoder.replicas.length, decoder.replicas.length));
   const each = words(({ micro_batch: "aMicroBatch", pass: "aPass", step: "aStep" } as const)[layout.per]);
-  const sentence = `${bytes(layout.size_bytes)} ${each}: ${ms(layout.forward_ms)} ${words("there")}, ${ms(layout.backward_ms)} ${words("back")}${layout.blocks ? `; ${words("bothWait")}` : ""}`;
+  const back = layout.backward_ms > 0 ? `, ${ms(layout.backward_ms)} ${words("back")}` : "";
+  const sentence = `${bytes(layout.size_bytes)} ${each}: ${ms(layout.forward_ms)} ${words("there")}${back}${layout.blocks ? `; ${words("bothWait")}` : ""}`;
+  const heading = `${words("layout")}: ${encoder.name}, ${decoder.name}`;
   const middle = (module: Module, replica: number) =>
     (width / module.replicas.length) * replica + width / module.replicas.length / 2;
   return (
     <>
-      <h3>{words("layout")}</h3>
+      <h3>{heading}</h3>
       <p>
         {layout.words}; {sentence}
       </p>
-      <div className="wide" tabIndex={0} role="region" aria-label={words("layout")}>
+      <div className="wide" tabIndex={0} role="region" aria-label={heading}>
         <svg
           className="picture"
           width={width}
@@ -43,7 +45,7 @@ export function LayoutMap({ layout }: { layout: Layout }) {
           ))}
           {[encoder, decoder].map((module, row) => (
             <g key={module.name}>
-              <text x={0} y={tops[row] - 5}>
+              <text className="title" x={0} y={tops[row] - 5}>
                 {title(module, words)}
                 {module.replicas.length < module.sizes.DP ? ` (${module.replicas.length} ${words("drawn")})` : ""}
               </text>

@@ -31,7 +31,7 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
     return {
       color: [palette.series[0]],
       tooltip,
-      grid: { left: 56, right: 16, top: 16, bottom: 56 },
+      grid: { left: 56, right: 16, top: 32, bottom: 56 },
       xAxis: { type: "value", min: 0, max: plan.step_ms, axisLabel: { formatter: ms, hideOverlap: true } },
       yAxis: {
         type: "value",
@@ -78,6 +78,7 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
           label: {
             formatter: (one: { name: string; value: number }) => `${one.name}\n${gib(one.value)}`,
             fontSize: 12,
+            lineHeight: 16,
           },
           data: causes.map(([cause, bytes]) => ({
             name: words(cause),
