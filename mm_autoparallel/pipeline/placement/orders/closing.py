@@ -33,8 +33,9 @@ from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
-CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
+#: How close to the goal, or to its bound, a part's own bound is found; the first effort of CP-SAT on one, and how many
+#: times as much the next is.
+CLOSE_FRACTION, FIRST_EFFORT_S, EFFORT_FACTOR = 2e-4, 0.1, 4.0
 #: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
 ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
 #: Cuts of a part before CP-SAT is asked of it, unless a round takes less than so many of them; and what one takes in
@@ -296,7 +297,7 @@ class Closing:
                 part.stuck = part.slack_fraction > 0.0
         elif answer == "unknown":
             part.failures += 1
-            part.effort_s *= 2.0
+            part.effort_s *= EFFORT_FACTOR
         elif not is_real and (part.mixed or self.options.is_exact):
             part.slack_fraction = max(FIRST_SLACK, part.slack_fraction * SLACK_FACTOR)
             part.stuck = part.slack_fraction > MOST_SLACK

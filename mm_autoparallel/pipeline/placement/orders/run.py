@@ -61,9 +61,9 @@ LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
-RUNS_PER_EFFORT = 24
-#: After so many rounds without a better step CP-SAT runs in both threads, but for every one of so many.
-STALE, SEEDS = 3, 1_000_000
+RUNS_PER_EFFORT = 8
+#: CP-SAT runs in both threads where it left the next placement open, but for every one of so many rounds.
+TURNS, SEEDS = 3, 1_000_000
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
 #: Of so many open placements the boundaries of every run stay.
@@ -305,7 +305,7 @@ class OrderSearch:
     def _prove(self, threads: ThreadPoolExecutor, gap_fraction: float) -> bool:
         """Rounds until no step below the best, but for the gap, is left; whether that is so."""
         closing: Closing | None = None
-        number, stale, known_ms = 0, 0, self.upper_ms
+        number = 0
         while not self.should_stop():
             if self.best is None and not np.isfinite(self.upper_ms):
                 goal_ms = self.lower_ms * 2.0
@@ -319,10 +319,9 @@ class OrderSearch:
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             part = closing.choose()
-            stale, known_ms = (stale + 1, known_ms) if self.upper_ms == known_ms else (0, self.upper_ms)
             beside: Future[Asked] | None = None
             other: Future[list[Found | None]] | None = None
-            if part is not None and part.shaving is not None and stale >= STALE and stale % STALE:
+            if part is not None and part.failures and number % TURNS:
                 seed = self.num_leaves + SEEDS
                 beside = threads.submit(closing.ask(part, self.should_stop, seed, part.failures))
             else:
