@@ -117,6 +117,7 @@ def run_solver(
     solver.parameters.catch_sigint_signal = False
     solver.parameters.symmetry_level = 0
     solver.parameters.cp_model_probing_level = 0
+    solver.parameters.linearization_level = 0
     solver.parameters.use_dynamic_precedence_in_disjunctive = True
     done = threading.Event()
 

@@ -61,8 +61,8 @@ LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
-RUNS_PER_EFFORT = 8
-#: CP-SAT runs in both threads where it left the next placement open, but for every one of so many rounds.
+RUNS_PER_EFFORT = 4
+#: CP-SAT runs in both threads where it left the next placement open once, but for every one of so many rounds.
 TURNS, SEEDS = 3, 1_000_000
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
@@ -318,13 +318,14 @@ class OrderSearch:
                 closing = Closing(self.options, self._rows_left, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
-            part = closing.choose()
+            hard = closing.choose_hard(self.should_stop) if number % TURNS else None
             beside: Future[Asked] | None = None
             other: Future[list[Found | None]] | None = None
-            if part is not None and part.failures and number % TURNS:
+            if hard is not None:
                 seed = self.num_leaves + SEEDS
-                beside = threads.submit(closing.ask(part, self.should_stop, seed, part.failures))
+                beside = threads.submit(closing.ask(hard, self.should_stop, seed, hard.failures))
             else:
+                part = closing.choose()
                 num_runs = 4 + int((part.effort_s if part is not None else 0.0) * RUNS_PER_EFFORT)
                 other = threads.submit(self._search, closing.starts(NUM_STARTS), number, num_runs)
             closing.list_on(self._num_listed, self.should_stop)
@@ -332,7 +333,7 @@ class OrderSearch:
             for _ in range(max(8, self._num_listed // DIVIDED)):
                 if not closing.divide(self.should_stop):
                     break
-            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, part if beside is not None else None)
+            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, hard)
             for best in other.result() if other is not None else ():
                 self._offer(best)
             self._part_best()
