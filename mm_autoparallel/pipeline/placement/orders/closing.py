@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     ROOM,
     WEIGHT_MS,
 )
-from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
+from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, has_literals, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.propagate import count_visits, refutes
@@ -33,9 +33,10 @@ from mm_autoparallel.pipeline.placement.orders.shaving import Shaving
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: How close to the goal, or to its bound, a part's own bound is found; the first effort of CP-SAT on one, and how many
-#: times as much the next is.
-CLOSE_FRACTION, FIRST_EFFORT_S, EFFORT_FACTOR = 2e-4, 0.05, 10.0
+#: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
+CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
+#: How many times as much effort the next try has, where CP-SAT's model is strong (`leaf.has_literals`) and else.
+STRONG_FACTOR, FACTOR = 10.0, 2.0
 #: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
 ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
 #: Where another thread asks it of a part, it is asked of others here for such a part of that one's effort.
@@ -106,6 +107,8 @@ class Closing:
         self.open: list[Part] = []
         self._number = 0
         self.num_refuted = 0
+        problem = options.segments.problem
+        self.is_strong = has_literals(problem.num_stages, problem.num_microbatches)
 
     @property
     def lower_ms(self) -> float:
@@ -320,7 +323,7 @@ class Closing:
                 part.failures += 1
         elif answer == "unknown":
             part.failures += 1
-            part.effort_s *= EFFORT_FACTOR
+            part.effort_s *= STRONG_FACTOR if self.is_strong else FACTOR
         elif not is_real and (part.mixed or self.options.is_exact):
             part.slack_fraction = max(FIRST_SLACK, part.slack_fraction * SLACK_FACTOR)
             part.stuck = part.slack_fraction > MOST_SLACK

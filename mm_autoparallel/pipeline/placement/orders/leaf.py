@@ -2,10 +2,10 @@
 
 The model: for each stage one machine (no overlap of its actions), each kind of action in order of micro-batches, data
 and hops between stages, and memory as in `propagate`; where bytes kept for the input gradient and for the weight
-gradient differ, also as what all micro-batches hold together. Which of two actions of a stage runs first is a literal
-of its own wherever windows leave that open: what one conflict teaches is then said in orders, not in times, and fewer
-of them prove as much. Durations are rounded down, and what is held too, to integers whose sums stay below 2^30: a
-schedule below the goal always remains one, so INFEASIBLE proves the goal.
+gradient differ, also as what all micro-batches hold together. Where actions are not too many, which of two actions of
+a stage runs first is a literal of its own wherever windows leave that open: what one conflict teaches is then said in
+orders, not in times, and fewer of them prove as much. Durations are rounded down, and what is held too, to integers
+whose sums stay below 2^30: a schedule below the goal always remains one, so INFEASIBLE proves the goal.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ EXACT_FRACTION = 1e-12
 WINDOW_FRACTION = 1e-9
 #: Units that times given by people are often multiples of.
 EXACT_UNITS_MS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
+#: Orders of so many actions in all are literals; of more, the model takes longer than it saves.
+MOST_ACTIONS = 1_000
 #: Of each two kinds in turn, how many micro-batches lie between them at most.
 _MOST_BETWEEN = (MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING)
 
@@ -81,7 +83,7 @@ def solve_leaf(
     model, starts, durations = _build(figures, num_microbatches, goal_ms, windows)
     if model is None:
         return Leaf("infeasible")
-    solver, answer = run_solver(model, effort_s, should_stop, seed)
+    solver, answer = run_solver(model, effort_s, should_stop, seed, has_literals(len(figures), num_microbatches))
     spent_s = solver.response_proto.deterministic_time
     if answer != "found":
         return Leaf(answer, spent_s=spent_s)
@@ -97,6 +99,11 @@ def solve_leaf(
     return Leaf("found", words, spent_s)
 
 
+def has_literals(num_stages: int, num_microbatches: int) -> bool:
+    """Whether the model of such a pipeline has a literal for the order of two actions."""
+    return NUM_KINDS * num_stages * num_microbatches <= MOST_ACTIONS
+
+
 def count_units(size_bytes: float, room_bytes: float) -> int:
     """What a size fills of a room of ROOM_UNITS, rounded down; of one that never fits, one more than that."""
     if size_bytes <= 0.0:
@@ -107,17 +114,20 @@ def count_units(size_bytes: float, room_bytes: float) -> int:
 
 
 def run_solver(
-    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int
+    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, has_literals: bool = False
 ) -> tuple[cp_model.CpSolver, Answer]:
-    """Solve a model of one placement by one worker, within a deterministic time."""
+    """Solve a model of one placement by one worker, within a deterministic time. has_literals: of orders, which make
+    stronger propagation, and probing beforehand, take longer than they save."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort_s
     solver.parameters.catch_sigint_signal = False
     solver.parameters.symmetry_level = 0
-    solver.parameters.cp_model_probing_level = 0
-    solver.parameters.linearization_level = 0
+    solver.parameters.use_strong_propagation_in_disjunctive = not has_literals
+    if has_literals:
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.linearization_level = 0
     solver.parameters.use_dynamic_precedence_in_disjunctive = True
     done = threading.Event()
 
@@ -212,7 +222,7 @@ def _build(
         _limit_memory(model, figures[s], (forwards, inputs, weights), duration[s], goal)
         kinds = list(zip(starts[s], duration[s], strict=True))
         for (first, then), column in zip(combinations(kinds, 2), _MOST_BETWEEN, strict=True):
-            if first[1] and then[1]:
+            if first[1] and then[1] and has_literals(num_stages, count):
                 _order_pairs(model, *first, *then, int(figures[s, column]))
     return model, starts, duration
 

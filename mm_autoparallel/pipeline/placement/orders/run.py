@@ -60,9 +60,10 @@ PERIODS = 8
 LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
-#: Runs of local search beside CP-SAT, for each second of its deterministic time.
-RUNS_PER_EFFORT = 4
-#: CP-SAT runs in both threads where it left the next placement open once, but for every one of so many rounds.
+#: Runs of local search beside CP-SAT, for each second of its deterministic time: where its model is strong, and else.
+STRONG_RUNS_PER_EFFORT, RUNS_PER_EFFORT = 4, 24
+#: Where its model is strong and left the next placement open once, CP-SAT runs in both threads, but for every one of so
+#: many rounds.
 TURNS, SEEDS = 3, 1_000_000
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
@@ -318,7 +319,7 @@ class OrderSearch:
                 closing = Closing(self.options, self._rows_left, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
-            hard = closing.choose_hard(self.should_stop) if number % TURNS else None
+            hard = closing.choose_hard(self.should_stop) if closing.is_strong and number % TURNS else None
             beside: Future[Asked] | None = None
             other: Future[list[Found | None]] | None = None
             if hard is not None:
@@ -326,7 +327,8 @@ class OrderSearch:
                 beside = threads.submit(closing.ask(hard, self.should_stop, seed, hard.failures))
             else:
                 part = closing.choose()
-                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * RUNS_PER_EFFORT)
+                per_effort = STRONG_RUNS_PER_EFFORT if closing.is_strong else RUNS_PER_EFFORT
+                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * per_effort)
                 other = threads.submit(self._search, closing.starts(NUM_STARTS), number, num_runs)
             closing.list_on(self._num_listed, self.should_stop)
             closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
