@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     ROOM,
     WEIGHT_MS,
 )
-from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, has_literals, solve_leaf
+from mm_autoparallel.pipeline.placement.orders.leaf import Leaf, has_literals, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.propagate import count_visits, refutes
@@ -225,11 +225,14 @@ class Closing:
                 return part
         return None
 
+    def _goal_of(self, part: Part) -> float:
+        return self.goal_ms * (1.0 - part.slack_fraction)
+
     def goal_of(self, part: Part, num_tries: int) -> float:
         """What CP-SAT is asked of a part: the goal, or, in every other try after one without an answer, a lower one."""
         is_close = part.slack_fraction > 0.0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms
         if is_close or num_tries % 2 == 0:
-            return self.goal_ms * (1.0 - part.slack_fraction)
+            return self._goal_of(part)
         return 0.3 * part.bound_ms + 0.7 * self.goal_ms
 
     def ask(self, part: Part, should_stop: Callable[[], bool], seed: int, num_tries: int) -> Callable[[], Asked]:
@@ -268,7 +271,7 @@ class Closing:
             num_asked, spent_s = num_asked + 1, spent_s + leaf.spent_s + MODEL_EFFORT_S
             if leaf.answer == "found":
                 return num_asked, answered
-            self.take(part, leaf.answer, goal_ms, is_real=False)
+            self.take(part, leaf, goal_ms, is_real=False)
             if part.failures == HARD_FAILURES:
                 spent_s += self._raise_bound(part, should_stop)
             if part is asked:
@@ -281,7 +284,7 @@ class Closing:
             return 0.0
         part.shaving, effort_s = self._shave(part, self.goal_ms, CUTS, should_stop)
         if part.shaving.is_refuted:
-            self.take(part, "infeasible", self.goal_ms, is_real=False)
+            self.take(part, Leaf("infeasible"), self.goal_ms, is_real=False)
         return effort_s
 
     def _shave(
@@ -310,23 +313,23 @@ class Closing:
         heapq.heapify(self.open)
         return spent_s
 
-    def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
+    def take(self, part: Part, leaf: Leaf | MixedLeaf, goal_ms: float, is_real: bool) -> None:
         """Note an answer. is_real: orders that were found fit and are below the goal."""
         if part not in self.open:
             return
-        if answer == "infeasible":
+        if leaf.answer == "infeasible":
             part.bound_ms = max(part.bound_ms, goal_ms)
             if part.bound_ms >= self.goal_ms:
                 self.open.remove(part)
             else:  # of a lower goal: between both is what rounding hides, or the next try
-                part.stuck = part.slack_fraction > 0.0
+                part.stuck = part.bound_ms >= self._goal_of(part)
                 part.failures += 1
-        elif answer == "unknown":
+        elif leaf.answer == "unknown":
             part.failures += 1
             part.effort_s *= STRONG_FACTOR if self.is_strong else FACTOR
-        elif not is_real and (part.mixed or self.options.is_exact):
+        elif not is_real and not (part.mixed or self.options.is_exact):
+            part.mixed = True
+        elif not is_real and (isinstance(leaf, MixedLeaf) or self.options.is_exact) and goal_ms <= self._goal_of(part):
             part.slack_fraction = max(FIRST_SLACK, part.slack_fraction * SLACK_FACTOR)
             part.stuck = part.slack_fraction > MOST_SLACK
-        elif not is_real:
-            part.mixed = True
         heapq.heapify(self.open)

@@ -344,7 +344,7 @@ class OrderSearch:
                 if answered is not None:
                     asked, leaf, leaf_goal_ms = answered
                     is_real = leaf.answer == "found" and self._offer_leaf(*answered)
-                    closing.take(asked, leaf.answer, leaf_goal_ms, is_real)
+                    closing.take(asked, leaf, leaf_goal_ms, is_real)
             number += 1
             self.lower_ms = max(self.lower_ms, min(closing.lower_ms, self.upper_ms))
             if closing.is_done:
