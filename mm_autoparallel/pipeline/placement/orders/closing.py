@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     ROOM,
     WEIGHT_MS,
 )
-from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
+from mm_autoparallel.pipeline.placement.orders.leaf import Leaf, has_literals, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.propagate import count_visits, refutes
@@ -35,8 +35,12 @@ Ints = NDArray[np.int64]
 
 #: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
 CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
+#: How many times as much effort the next try has, where CP-SAT's model is strong (`leaf.has_literals`) and else.
+STRONG_FACTOR, FACTOR = 10.0, 2.0
 #: CP-SAT's deterministic time in a round, and what a model costs beside it: about what local search takes meanwhile.
 ROUND_EFFORT_S, MODEL_EFFORT_S = 0.1, 0.005
+#: Where another thread asks it of a part, it is asked of others here for such a part of that one's effort.
+BESIDE_PART = 0.5
 #: Cuts of a part before CP-SAT is asked of it, unless a round takes less than so many of them; and what one takes in
 #: CP-SAT's deterministic time for each of `count_visits`.
 CUTS, FEW_CUTS, CUT_EFFORT_S = 100, 10, 2.5e-8
@@ -55,8 +59,8 @@ FIRST_SLACK, SLACK_FACTOR, MOST_SLACK = 1e-7, 3.0, 1e-5
 class Part:
     """Placements of the same boundaries [P + 1], each stage in one of the rows [.] that are its own, in order.
 
-    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. shaving: windows
-    of its actions below the goal, or a higher one, after cuts. mixed: relaxed figures are too good for it.
+    failures: tries of CP-SAT that left the goal open. is_refined: the bound is the most that windows refute. shaving:
+    windows of its actions below the goal, or a higher one, after cuts. mixed: relaxed figures are too good for it.
     slack_fraction: by how much the goal is lowered for it. stuck: nothing here can decide it.
     """
 
@@ -76,6 +80,11 @@ class Part:
     def is_single(self) -> bool:
         """Whether every stage has one row."""
         return len(self.rows) == len(self.boundaries) - 1
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether CP-SAT left it open with its first effort."""
+        return self.effort_s > FIRST_EFFORT_S
 
 
 #: A part, CP-SAT's answer, and the goal that it was asked of.
@@ -98,6 +107,8 @@ class Closing:
         self.open: list[Part] = []
         self._number = 0
         self.num_refuted = 0
+        problem = options.segments.problem
+        self.is_strong = has_literals(problem.num_stages, problem.num_microbatches)
 
     @property
     def lower_ms(self) -> float:
@@ -206,11 +217,22 @@ class Closing:
         able = [part for part in self.open if part.is_single and not part.stuck and part is not other_than]
         return min(able, key=lambda part: (part.effort_s, part.bound_ms)) if able else None
 
+    def choose_hard(self, should_stop: Callable[[], bool]) -> Part | None:
+        """The next part if CP-SAT left it open with its first effort, and cuts do too."""
+        while (part := self.choose()) is not None and part.is_hard:
+            self.cut(part, should_stop)
+            if part in self.open:
+                return part
+        return None
+
+    def _goal_of(self, part: Part) -> float:
+        return self.goal_ms * (1.0 - part.slack_fraction)
+
     def goal_of(self, part: Part, num_tries: int) -> float:
         """What CP-SAT is asked of a part: the goal, or, in every other try after one without an answer, a lower one."""
         is_close = part.slack_fraction > 0.0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms
         if is_close or num_tries % 2 == 0:
-            return self.goal_ms * (1.0 - part.slack_fraction)
+            return self._goal_of(part)
         return 0.3 * part.bound_ms + 0.7 * self.goal_ms
 
     def ask(self, part: Part, should_stop: Callable[[], bool], seed: int, num_tries: int) -> Callable[[], Asked]:
@@ -234,29 +256,36 @@ class Closing:
         thread asks it of meanwhile; where no other part is left, it is asked of that one with another seed and goal.
         """
         spent_s, num_asked = 0.0, 0
-        while spent_s < ROUND_EFFORT_S and not should_stop():
+        most_s = ROUND_EFFORT_S if asked is None else max(ROUND_EFFORT_S, BESIDE_PART * asked.effort_s)
+        while spent_s < most_s and not should_stop():
             part, num_tries = self.choose(asked), 0
             if part is None:
                 part, num_tries = asked, 1
             if part is None or part not in self.open:
                 break
-            if part.shaving is None:
-                part.shaving, effort_s = self._shave(part, self.goal_ms, CUTS, should_stop)
-                spent_s += effort_s
-                if part.shaving.is_refuted:
-                    self.take(part, "infeasible", self.goal_ms, is_real=False)
-                    continue
+            spent_s += self.cut(part, should_stop)
+            if part not in self.open:
+                continue
             answered = self.ask(part, should_stop, seed + num_asked, part.failures + num_tries)()
             _, leaf, goal_ms = answered
             num_asked, spent_s = num_asked + 1, spent_s + leaf.spent_s + MODEL_EFFORT_S
             if leaf.answer == "found":
                 return num_asked, answered
-            self.take(part, leaf.answer, goal_ms, is_real=False)
+            self.take(part, leaf, goal_ms, is_real=False)
             if part.failures == HARD_FAILURES:
                 spent_s += self._raise_bound(part, should_stop)
             if part is asked:
                 break
         return num_asked, None
+
+    def cut(self, part: Part, should_stop: Callable[[], bool]) -> float:
+        """Cut the windows of a part below the goal, once, which may refute it; the effort."""
+        if part.shaving is not None:
+            return 0.0
+        part.shaving, effort_s = self._shave(part, self.goal_ms, CUTS, should_stop)
+        if part.shaving.is_refuted:
+            self.take(part, Leaf("infeasible"), self.goal_ms, is_real=False)
+        return effort_s
 
     def _shave(
         self, part: Part, goal_ms: float, most_cuts: int, should_stop: Callable[[], bool]
@@ -284,22 +313,23 @@ class Closing:
         heapq.heapify(self.open)
         return spent_s
 
-    def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
+    def take(self, part: Part, leaf: Leaf | MixedLeaf, goal_ms: float, is_real: bool) -> None:
         """Note an answer. is_real: orders that were found fit and are below the goal."""
         if part not in self.open:
             return
-        if answer == "infeasible":
+        if leaf.answer == "infeasible":
             part.bound_ms = max(part.bound_ms, goal_ms)
             if part.bound_ms >= self.goal_ms:
                 self.open.remove(part)
             else:  # of a lower goal: between both is what rounding hides, or the next try
-                part.stuck = part.slack_fraction > 0.0
-        elif answer == "unknown":
+                part.stuck = part.bound_ms >= self._goal_of(part)
+                part.failures += 1
+        elif leaf.answer == "unknown":
             part.failures += 1
-            part.effort_s *= 2.0
-        elif not is_real and (part.mixed or self.options.is_exact):
+            part.effort_s *= STRONG_FACTOR if self.is_strong else FACTOR
+        elif not is_real and not (part.mixed or self.options.is_exact):
+            part.mixed = True
+        elif not is_real and (isinstance(leaf, MixedLeaf) or self.options.is_exact) and goal_ms <= self._goal_of(part):
             part.slack_fraction = max(FIRST_SLACK, part.slack_fraction * SLACK_FACTOR)
             part.stuck = part.slack_fraction > MOST_SLACK
-        elif not is_real:
-            part.mixed = True
         heapq.heapify(self.open)

@@ -2,16 +2,19 @@
 
 The model: for each stage one machine (no overlap of its actions), each kind of action in order of micro-batches, data
 and hops between stages, and memory as in `propagate`; where bytes kept for the input gradient and for the weight
-gradient differ, also as what all micro-batches hold together. Durations are rounded down, and what is held too, to
-integers whose sums stay below 2^30: a schedule below the goal always remains one, so INFEASIBLE proves the goal.
+gradient differ, also as what all micro-batches hold together. Where actions are not too many, which of two actions of
+a stage runs first is a literal of its own wherever windows leave that open: what one conflict teaches is then said in
+orders, not in times, and fewer of them prove as much. Durations are rounded down, and what is held too, to integers
+whose sums stay below 2^30: a schedule below the goal always remains one, so INFEASIBLE proves the goal.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -36,6 +39,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.int8]
+Variable = cp_model.IntVar
 
 #: Units of time in a goal, and of a stage's room, where no exact unit is found.
 TIME_UNITS, ROOM_UNITS = 2**26, 2**14
@@ -45,7 +49,10 @@ EXACT_FRACTION = 1e-12
 WINDOW_FRACTION = 1e-9
 #: Units that times given by people are often multiples of.
 EXACT_UNITS_MS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
-
+#: Orders of so many actions in all are literals; of more, the model takes longer than it saves.
+MOST_ACTIONS = 1_000
+#: Of each two kinds in turn, how many micro-batches lie between them at most.
+_MOST_BETWEEN = (MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING)
 
 Answer = Literal["infeasible", "found", "unknown"]
 
@@ -76,7 +83,7 @@ def solve_leaf(
     model, starts, durations = _build(figures, num_microbatches, goal_ms, windows)
     if model is None:
         return Leaf("infeasible")
-    solver, answer = run_solver(model, effort_s, should_stop, seed)
+    solver, answer = run_solver(model, effort_s, should_stop, seed, has_literals(len(figures), num_microbatches))
     spent_s = solver.response_proto.deterministic_time
     if answer != "found":
         return Leaf(answer, spent_s=spent_s)
@@ -92,6 +99,11 @@ def solve_leaf(
     return Leaf("found", words, spent_s)
 
 
+def has_literals(num_stages: int, num_microbatches: int) -> bool:
+    """Whether the model of such a pipeline has a literal for the order of two actions."""
+    return NUM_KINDS * num_stages * num_microbatches <= MOST_ACTIONS
+
+
 def count_units(size_bytes: float, room_bytes: float) -> int:
     """What a size fills of a room of ROOM_UNITS, rounded down; of one that never fits, one more than that."""
     if size_bytes <= 0.0:
@@ -102,16 +114,20 @@ def count_units(size_bytes: float, room_bytes: float) -> int:
 
 
 def run_solver(
-    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int
+    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, has_literals: bool = False
 ) -> tuple[cp_model.CpSolver, Answer]:
-    """Solve a model of one placement by one worker, within a deterministic time."""
+    """Solve a model of one placement by one worker, within a deterministic time. has_literals: of orders, which make
+    stronger propagation, and probing beforehand, take longer than they save."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort_s
     solver.parameters.catch_sigint_signal = False
     solver.parameters.symmetry_level = 0
-    solver.parameters.use_strong_propagation_in_disjunctive = True
+    solver.parameters.use_strong_propagation_in_disjunctive = not has_literals
+    if has_literals:
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.linearization_level = 0
     solver.parameters.use_dynamic_precedence_in_disjunctive = True
     done = threading.Event()
 
@@ -148,7 +164,7 @@ def unit_of(times: Floats, goal_ms: float) -> tuple[float, bool]:
 
 def _build(
     figures: Floats, num_microbatches: int, goal_ms: float, windows: tuple[Floats, Floats] | None
-) -> tuple[cp_model.CpModel | None, list[list[list[cp_model.IntVar]]], list[list[int]]]:
+) -> tuple[cp_model.CpModel | None, list[list[list[Variable]]], list[list[int]]]:
     """The model, none where a window is empty; its start times [P][kind][M], and durations [P][kind] in its units."""
     unit, exact = unit_of(figures[:, : TAIL_MS + 1].ravel(), goal_ms)
     scaled = figures[:, : TAIL_MS + 1] / unit
@@ -165,7 +181,7 @@ def _build(
         last_starts = (windows[1] - figures[:, :NUM_KINDS, None]) / unit
         lasts = np.floor(last_starts * (1.0 + WINDOW_FRACTION)).astype(np.int64)
     model = cp_model.CpModel()
-    starts: list[list[list[cp_model.IntVar]]] = []
+    starts: list[list[list[Variable]]] = []
     for s in range(num_stages):
         f, i, w = duration[s]
         first_input = head[s] + f + turn[s]
@@ -204,7 +220,38 @@ def _build(
                 model.add(forwards[m] >= starts[s - 1][FORWARD][m] + duration[s - 1][FORWARD] + hop_forward[s - 1])
                 model.add(starts[s - 1][INPUT][m] >= inputs[m] + i + hop_backward[s - 1])
         _limit_memory(model, figures[s], (forwards, inputs, weights), duration[s], goal)
+        kinds = list(zip(starts[s], duration[s], strict=True))
+        for (first, then), column in zip(combinations(kinds, 2), _MOST_BETWEEN, strict=True):
+            if first[1] and then[1] and has_literals(num_stages, count):
+                _order_pairs(model, *first, *then, int(figures[s, column]))
     return model, starts, duration
+
+
+def _order_pairs(
+    model: cp_model.CpModel, a: Sequence[Variable], each_a: int, b: Sequence[Variable], each_b: int, most: int
+) -> None:
+    """Say by literals which of two actions of one stage runs first. a, b: starts of two kinds, of which a micro-batch
+    runs a first. most: so many micro-batches at once have begun a and not ended b."""
+    firsts_a, lasts_a = _ends_of(a)
+    firsts_b, lasts_b = _ends_of(b)
+    is_first: dict[tuple[int, int], Variable] = {}
+    for m in range(len(a)):
+        for n in range(max(0, m - most + 1), m):  # b of m and of those behind waits for a of m, and a for b far before
+            if firsts_a[m] + each_a > lasts_b[n] or firsts_b[n] + each_b > lasts_a[m]:
+                continue
+            literal = is_first[m, n] = model.new_bool_var("")
+            model.add(b[n] >= a[m] + each_a).only_enforce_if(literal)
+            model.add(a[m] >= b[n] + each_b).only_enforce_if(literal.negated())
+            if (m - 1, n) in is_first:
+                model.add_implication(literal, is_first[m - 1, n])
+            if (m, n - 1) in is_first:
+                model.add_implication(is_first[m, n - 1], literal)
+
+
+def _ends_of(starts: Sequence[Variable]) -> tuple[list[int], list[int]]:
+    """The earliest and the latest start of each."""
+    domains = [list(start.proto.domain) for start in starts]
+    return [domain[0] for domain in domains], [domain[-1] for domain in domains]
 
 
 def _passes(
@@ -228,7 +275,7 @@ def _passes(
 def _limit_memory(
     model: cp_model.CpModel,
     figures: Floats,
-    starts: tuple[list[cp_model.IntVar], list[cp_model.IntVar], list[cp_model.IntVar]],
+    starts: tuple[list[Variable], list[Variable], list[Variable]],
     duration: list[int],
     goal: int,
 ) -> None:

@@ -60,10 +60,11 @@ PERIODS = 8
 LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
-#: Runs of local search beside CP-SAT, for each second of its deterministic time.
-RUNS_PER_EFFORT = 24
-#: After so many rounds without a better step CP-SAT runs in both threads, but for every one of so many.
-STALE, SEEDS = 3, 1_000_000
+#: Runs of local search beside CP-SAT, for each second of its deterministic time: where its model is strong, and else.
+STRONG_RUNS_PER_EFFORT, RUNS_PER_EFFORT = 4, 24
+#: Where its model is strong and left the next placement open once, CP-SAT runs in both threads, but for every one of so
+#: many rounds.
+TURNS, SEEDS = 3, 1_000_000
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
 #: Of so many open placements the boundaries of every run stay.
@@ -311,7 +312,7 @@ class OrderSearch:
     def _prove(self, threads: ThreadPoolExecutor, gap_fraction: float) -> bool:
         """Rounds until no step below the best, but for the gap, is left; whether that is so."""
         closing: Closing | None = None
-        number, stale, known_ms = 0, 0, self.upper_ms
+        number = 0
         while not self.should_stop():
             if self.best is None and not np.isfinite(self.upper_ms):
                 goal_ms = self.lower_ms * 2.0
@@ -324,22 +325,23 @@ class OrderSearch:
                 closing = Closing(self.options, self._rows_left, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
-            part = closing.choose()
-            stale, known_ms = (stale + 1, known_ms) if self.upper_ms == known_ms else (0, self.upper_ms)
+            hard = closing.choose_hard(self.should_stop) if closing.is_strong and number % TURNS else None
             beside: Future[Asked] | None = None
             other: Future[list[Found | None]] | None = None
-            if part is not None and part.shaving is not None and stale >= STALE and stale % STALE:
+            if hard is not None:
                 seed = self.num_leaves + SEEDS
-                beside = threads.submit(closing.ask(part, self.should_stop, seed, part.failures))
+                beside = threads.submit(closing.ask(hard, self.should_stop, seed, hard.failures))
             else:
-                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * RUNS_PER_EFFORT)
+                part = closing.choose()
+                per_effort = STRONG_RUNS_PER_EFFORT if closing.is_strong else RUNS_PER_EFFORT
+                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * per_effort)
                 other = threads.submit(self._search, closing.starts(NUM_STARTS), number, num_runs)
             closing.list_on(self._num_listed, self.should_stop)
             closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
             for _ in range(max(8, self._num_listed // DIVIDED)):
                 if not closing.divide(self.should_stop):
                     break
-            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, part if beside is not None else None)
+            num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, hard)
             for best in other.result() if other is not None else ():
                 self._offer(best)
             self._part_best()
@@ -348,7 +350,7 @@ class OrderSearch:
                 if answered is not None:
                     asked, leaf, leaf_goal_ms = answered
                     is_real = leaf.answer == "found" and self._offer_leaf(*answered)
-                    closing.take(asked, leaf.answer, leaf_goal_ms, is_real)
+                    closing.take(asked, leaf, leaf_goal_ms, is_real)
             number += 1
             self.lower_ms = max(self.lower_ms, min(closing.lower_ms, self.upper_ms))
             if closing.is_done:
