@@ -326,7 +326,8 @@ class Closing:
                 part.failures += 1
         elif leaf.answer == "unknown":
             part.failures += 1
-            part.effort_s *= STRONG_FACTOR if self.is_strong else FACTOR
+            if leaf.spent_s >= 0.5 * part.effort_s:  # and not of the effort before, which another thread had
+                part.effort_s *= STRONG_FACTOR if self.is_strong else FACTOR
         elif not is_real and not (part.mixed or self.options.is_exact):
             part.mixed = True
         elif not is_real and (isinstance(leaf, MixedLeaf) or self.options.is_exact) and goal_ms <= self._goal_of(part):

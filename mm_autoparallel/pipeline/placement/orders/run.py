@@ -60,8 +60,9 @@ PERIODS = 8
 LISTED = 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
-#: Runs of local search beside CP-SAT, for each second of its deterministic time: where its model is strong, and else.
-STRONG_RUNS_PER_EFFORT, RUNS_PER_EFFORT = 4, 24
+#: Runs of local search beside CP-SAT, for each second of its deterministic time: where its model is strong, so many at
+#: most, and else.
+STRONG_RUNS_PER_EFFORT, STRONG_RUNS, RUNS_PER_EFFORT = 4, 10, 24
 #: Where its model is strong and left the next placement open once, CP-SAT runs in both threads, but for every one of so
 #: many rounds.
 TURNS, SEEDS = 3, 1_000_000
@@ -333,8 +334,9 @@ class OrderSearch:
                 beside = threads.submit(closing.ask(hard, self.should_stop, seed, hard.failures))
             else:
                 part = closing.choose()
-                per_effort = STRONG_RUNS_PER_EFFORT if closing.is_strong else RUNS_PER_EFFORT
-                num_runs = 4 + int((part.effort_s if part is not None else 0.0) * per_effort)
+                effort_s = part.effort_s if part is not None else 0.0
+                strong_runs = min(STRONG_RUNS, STRONG_RUNS_PER_EFFORT * effort_s)
+                num_runs = 4 + int(strong_runs if closing.is_strong else RUNS_PER_EFFORT * effort_s)
                 other = threads.submit(self._search, closing.starts(NUM_STARTS), number, num_runs)
             closing.list_on(self._num_listed, self.should_stop)
             closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
