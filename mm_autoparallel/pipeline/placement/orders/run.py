@@ -14,11 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import (
-    bound_rows,
-    bound_stages,
-    least_step,
-)
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_stages, least_step
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
