@@ -23,6 +23,8 @@ BESIDE, NEAR, BEYOND, EFFORTS = 0.002, 0.002, 0.003, (1, 2)
 MOST_KNOWN, MOST_FACTOR = 2, 1.02
 #: Steps through what is left to be asked for, which come near none before.
 GOLDEN = 0.618033988749895
+#: So often at most something is asked for until it is found: nothing takes a hundredth of what is found. Assumed.
+MOST_ASKED = 12
 
 
 @dataclass
@@ -93,6 +95,21 @@ class Periods:
         rows of a step that is drawn between low_ms and most_ms are tried first, then all below most_ms: short ends and
         a short period are different wishes.
         """
+        for _ in range(MOST_ASKED):
+            found = self._look_once(runs, rows_below, low_ms, most_ms, should_stop)
+            if found is not None or should_stop():
+                return found
+        return None
+
+    def _look_once(
+        self,
+        runs: Sequence[Run],
+        rows_below: Callable[[float], NDArray[np.bool_]],
+        low_ms: float,
+        most_ms: float,
+        should_stop: Callable[[], bool],
+    ) -> Found | None:
+        """The same with as many micro-batches together as are asked for next."""
         asked = self.next()
         is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
         found: Found | None = None
@@ -102,7 +119,7 @@ class Periods:
             if period_ms > longest_ms:
                 period_ms = 0.5 * (asked.failed_ms + longest_ms)
                 if np.isfinite(asked.found_ms) or period_ms < asked.failed_ms * (1.0 + NEAR):
-                    return None
+                    break
             if is_known:
                 drawn_ms = most_ms - (most_ms - low_ms) * (self.turn * GOLDEN % 1.0)
                 found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(drawn_ms))
@@ -110,8 +127,8 @@ class Periods:
                 found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(most_ms))
             asked.take(period_ms, np.inf if found is None else found.step_ms)
             if found is not None or should_stop():
-                return found
-        return None
+                break
+        return found
 
     def know(self, words: NDArray[np.int8], starts_ms: NDArray[np.float64], step_ms: float) -> None:
         """Begin with the period of known words [P, 3M], if they have one; starts_ms: [P, 3M] of their letters."""
