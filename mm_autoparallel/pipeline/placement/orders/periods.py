@@ -96,39 +96,24 @@ class Periods:
         a short period are different wishes.
         """
         for _ in range(MOST_ASKED):
-            found = self._look_once(runs, rows_below, low_ms, most_ms, should_stop)
-            if found is not None or should_stop():
-                return found
+            asked, found = self.next(), None
+            is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
+            for run in runs[: MOST_KNOWN if is_known else len(runs)]:
+                period_ms, effort = asked.next()
+                longest_ms = MOST_FACTOR * most_ms / run.num_microbatches
+                if period_ms > longest_ms:
+                    period_ms = 0.5 * (asked.failed_ms + longest_ms)
+                    if np.isfinite(asked.found_ms) or period_ms < asked.failed_ms * (1.0 + NEAR):
+                        break
+                if is_known:
+                    drawn_ms = most_ms - (most_ms - low_ms) * (self.turn * GOLDEN % 1.0)
+                    found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(drawn_ms))
+                if found is None:
+                    found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(most_ms))
+                asked.take(period_ms, np.inf if found is None else found.step_ms)
+                if found is not None or should_stop():
+                    return found
         return None
-
-    def _look_once(
-        self,
-        runs: Sequence[Run],
-        rows_below: Callable[[float], NDArray[np.bool_]],
-        low_ms: float,
-        most_ms: float,
-        should_stop: Callable[[], bool],
-    ) -> Found | None:
-        """The same with as many micro-batches together as are asked for next."""
-        asked = self.next()
-        is_known = any(np.isfinite(of.found_ms) for of in self.asked.values())
-        found: Found | None = None
-        for run in runs[: MOST_KNOWN if is_known else len(runs)]:
-            period_ms, effort = asked.next()
-            longest_ms = MOST_FACTOR * most_ms / run.num_microbatches
-            if period_ms > longest_ms:
-                period_ms = 0.5 * (asked.failed_ms + longest_ms)
-                if np.isfinite(asked.found_ms) or period_ms < asked.failed_ms * (1.0 + NEAR):
-                    break
-            if is_known:
-                drawn_ms = most_ms - (most_ms - low_ms) * (self.turn * GOLDEN % 1.0)
-                found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(drawn_ms))
-            if found is None:
-                found = run.from_period(asked.together, period_ms, effort, most_ms, rows_below(most_ms))
-            asked.take(period_ms, np.inf if found is None else found.step_ms)
-            if found is not None or should_stop():
-                break
-        return found
 
     def know(self, words: NDArray[np.int8], starts_ms: NDArray[np.float64], step_ms: float) -> None:
         """Begin with the period of known words [P, 3M], if they have one; starts_ms: [P, 3M] of their letters."""
