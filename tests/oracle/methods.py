@@ -9,6 +9,7 @@ A check returns what is wrong, or "".
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +21,7 @@ from generate import problem as problem_called
 from nouns import plain
 from semantics import Document
 
-from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
 from mm_autoparallel.pipeline.certify.confirm_cuts import confirm_cuts
 from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
@@ -192,6 +193,8 @@ def check_methods(name: str) -> dict[str, str]:
             what = check(document, read(document), best_ms)
         except Unconfirmed:  # said to be left open
             continue
+        except JobError as error:  # the problem contradicts itself
+            what = str(error) if math.isfinite(best_ms) else ""
         except PlannerError as error:  # a proof that its own checker does not take
             what = str(error)
         if what:

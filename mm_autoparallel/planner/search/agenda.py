@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.level import Level
 from mm_autoparallel.planner.search.pipeline import Pipeline, Rank
+from mm_autoparallel.planner.search.scouting import can_scout, choose_first, list_kin
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
@@ -42,11 +43,16 @@ class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on.
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
-    profiled, and what is known of that. boughs: what is not listed yet. was_rough: whether anything was left out by a
-    rough_fraction.
+    profiled, and what is known of that. boughs: what is not listed yet. scout: meets plans of some of those of several
+    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction.
     """
 
-    def __init__(self, costs: CostModel, boughs: tuple[Bough, ...] = ()) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        boughs: tuple[Bough, ...] = (),
+        scout: Callable[[Iterator[Pipeline]], None] = lambda _: None,
+    ) -> None:
         self.pipelines: list[Pipeline] = []
         self.entries: list[SpaceEntry] = []
         self.overfull: dict[Strategy, str] = {}
@@ -58,7 +64,7 @@ class Agenda:
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
-        self._has_favourites = False
+        self._scout, self._has_favourites = scout, False
 
     def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool]) -> None:
         """Take a strategy of the space: where it is lawful, it will be looked at."""
@@ -151,23 +157,26 @@ class Agenda:
         return None
 
     def _favour(self) -> None:
-        """Once the turn of several chunks has come: those of the sizes that are best with one chunk come first, for a
-        good plan rules out much, and bounds tell little of which has one."""
-        ranked = (p for p in self.pipelines if p.placement is not None and not p.has_chunks)
-        best = min(ranked, key=lambda p: p.rank_ms, default=None)
-        if best is None:
-            return
+        """Once the turn of several chunks has come: scout them, those of the sizes that are best with one chunk first,
+        and favour what promises most."""
         self._has_favourites = True
-        known = best.strategies[0]
-        chunked = [p for p in self.pipelines if p.has_chunks]
-        orders = {(p.strategies[0].vpp, p.strategies[0].schedule) for p in chunked}
-        kin = {replace(known, vpp=vpp, schedule=schedule) for vpp, schedule in orders}
-        for pipeline in chunked:
-            if pipeline.strategies[0] in kin and pipeline.rank in self._heap:
-                self._heap.remove(pipeline.rank)
-                pipeline.is_favoured = True
-                self._heap.append(pipeline.rank)
+        waiting, self._heap = [self.pipelines[rank[-1]] for rank in sorted(self._heap)], []
+        chunked = [pipeline for pipeline in waiting if pipeline.has_chunks]
+        kin = list_kin(self.pipelines, chunked)
+        self._scout(self._built([*kin, *(p for p in chunked if p not in kin)]))
+        for pipeline in choose_first(kin, chunked):
+            pipeline.is_favoured = True
+        self._heap += (pipeline.rank for pipeline in waiting if pipeline.twin is None)
         heapq.heapify(self._heap)
+
+    def _built(self, pipelines: Iterable[Pipeline]) -> Iterator[Pipeline]:
+        """Those that can be scouted, each with its problem built, but for twins."""
+        for pipeline in filter(can_scout, pipelines):
+            self._find_betters(pipeline)
+            if pipeline.num_refinements == 0:
+                self._build(pipeline)
+            if pipeline.twin is None:
+                yield pipeline
 
     def set_aside(self, pipeline: Pipeline, cutoff_ms: float) -> None:
         """It was given up while cutoff_ms was the best known: those that wait for it go on."""

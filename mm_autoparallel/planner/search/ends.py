@@ -12,6 +12,7 @@ from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.candidate import Candidate, Status
 from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.scouting import was_placed
 from mm_autoparallel.planner.search.space import describe_strategy
 
 
@@ -37,6 +38,7 @@ def candidate_of(
 ) -> Candidate:
     """The end of one of its strategies; cutoff_ms is then the step of the last of the best plans."""
     found_ms = pipeline.step_ms if pipeline.placement is not None else None
+    is_best_known = found_ms is not None and pipeline.is_closed(np.inf, gap_fraction)
     closed = pipeline.is_closed(cutoff_ms, gap_fraction)
     is_left_open = closed and pipeline.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, pipeline.rank_ms)
     first = pipeline.strategies[0]
@@ -46,7 +48,7 @@ def candidate_of(
         status, reason = "infeasible", pipeline.reason
     elif is_left_open:
         reason = f"what is left of it ranks at {pipeline.bound_ms:.3f} ms at least, and no bound here says more"
-    elif found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
+    elif is_best_known and (was_placed(pipeline) or pipeline.rank_ms <= cutoff_ms):
         status, reason = "solved", f"its best placement takes {found_ms:.3f} ms"
     elif closed:
         no_less = f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms"
@@ -66,7 +68,7 @@ def candidate_of(
         solve_s=pipeline.solve_s,
         bounded_by=pipeline.bounded_by,
         cutoff_ms=(cutoff_ms if pipeline.cutoff_ms is None else pipeline.cutoff_ms) if closed else None,
-        was_placed=pipeline.visit >= 0,
+        was_placed=was_placed(pipeline),
     )
 
 

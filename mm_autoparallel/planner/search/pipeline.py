@@ -59,7 +59,7 @@ class Pipeline:
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher
     by overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
-    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked. is_favoured:
+    promised_ms: what it may rank at, as far as is told before it is placed; 0 where nobody asked. is_favoured:
     placed before others of several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound
     it has. waiting: those that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it.
     given_up: every process that placed it died. cutoff_ms: the cutoff when it was closed.
@@ -187,7 +187,7 @@ class Pipeline:
     def take(self, answer: Answer, cutoff_ms: float) -> None:
         """Learn from having been placed once more, or from a better placement on the way. cutoff_ms: the search's."""
         if answer.placement is not None:
-            self._offer(answer.placement, answer.step_ms, answer.is_last)
+            self.offer(answer.placement, answer.step_ms, answer.is_last)
         if not answer.is_last:
             return
         self.solve_s += answer.solve_s
@@ -210,8 +210,8 @@ class Pipeline:
         self.raise_bound(answer.lower_bound_ms, "placing")
         self.within_ms = min(self.within_ms, self.level.step_ms)
 
-    def _offer(self, placement: Placement, step_ms: float, is_last: bool) -> None:
-        # the last word on an equally fast placement counts: no layer is in a mode there without need
+    def offer(self, placement: Placement, step_ms: float, is_last: bool) -> None:
+        """Take a placement if it is better; the last of equally fast ones: no layer is in a mode there without need."""
         level = self.level
         if not self.is_probing and (step_ms <= level.step_ms if is_last else step_ms < level.step_ms):
             level.step_ms, level.placement = step_ms, placement
@@ -279,12 +279,12 @@ class Pipeline:
         fill = self.caution.fill_at(PROBES[0])
         if not self.has_chunks or self.num_slices or self.caution.factor(self.level.fill_fraction) < PROBE_FACTOR:
             return False
-        if self.promised_ms:
-            if not self.num_probes and np.isfinite(self.promised_ms):
+        if fill in self.floor_ms:
+            if not self.num_probes and np.isfinite(self.floor_ms[fill]):
                 self.num_probes, self.is_probing = self.num_probes + 1, True
             return False
         self._raise_floor(fill, bound_step(self.problem_at(fill), True, should_stop).step_ms)
-        self.promised_ms = PROBES[0] * self.floor_ms[fill]
+        self.promised_ms = max(self.promised_ms, PROBES[0] * self.floor_ms[fill])
         return True
 
     def is_placed(self, gap_fraction: float) -> bool:
@@ -329,7 +329,7 @@ class Pipeline:
             timeline = simulate(problem, placement)
             peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
             if timeline.step_ms < min(cutoff_ms, self.rank_ms) and not find_misfits(problem, *peaks):
-                self._offer(placement, timeline.step_ms, is_last=False)
+                self.offer(placement, timeline.step_ms, is_last=False)
         self.elsewhere_ms = min(self.elsewhere_ms, cutoff_ms, self.rank_ms)
         self._end_level(f"each of its {len(placements)} placements was looked at", 0.0)
         return True

@@ -14,7 +14,7 @@ is left whose bound is below the best step, that step is the optimum of the whol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -46,7 +46,8 @@ from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.rough import rough_fraction
-from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s
+from mm_autoparallel.planner.search.scouting import meet_at_once, scouting_s
+from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s, seems_left_s
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.starts import best_start
 from mm_autoparallel.planner.search.step_end import rank_again
@@ -144,7 +145,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.job, self.telling = self.costs.job, Telling(self.on_progress)
-        self.agenda = Agenda(self.costs, self.boughs)
+        self.agenda = Agenda(self.costs, self.boughs, self.scout)
         for entry in self.space:
             self.agenda.admit(entry, self.should_stop)
         self.pipelines = self.agenda.pipelines
@@ -229,7 +230,7 @@ class _Search:
                 self.take(answer)
                 engine.tell_cutoff(self.cutoff_ms)
                 may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
-                if may_spread and self.seems_left_s() > PROCESSES_WORTH_S:
+                if may_spread and seems_left_s(self.pipelines, self.open_pipelines()) > PROCESSES_WORTH_S:
                     self.used_processes = True
                     start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
                     engine = start(self.should_stop)
@@ -299,6 +300,16 @@ class _Search:
             pipeline.visit = len(self.visited)
             self.visited.append(pipeline)
 
+    def scout(self, pipelines: Iterator[Pipeline]) -> None:
+        """Meet a plan of each that is of interest, as far as there is time for that."""
+        until_s = self.left_s - scouting_s(self.elapsed_s, self.left_s)
+        for pipeline in pipelines:
+            if self.should_stop() or self.left_s < until_s:
+                return
+            if not pipeline.is_closed(self.cutoff_ms, self.gap_fraction):
+                self.visit(pipeline)
+                meet_at_once(pipeline)
+
     def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         self.visit(pipeline)
         assert pipeline.problem is not None
@@ -322,23 +333,12 @@ class _Search:
         within_s = min(time_limit_s, self.left_s)
         return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, within_s, hint, pipeline.within_ms)
 
-    def seems_left_s(self) -> float:
-        """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
-        still_open = [p for p in self.open_pipelines() if p.is_refined and not p.is_waiting]
-        left_s = 0.0
-        for has_chunks in (False, True):
-            placed = [p.solve_s for p in self.pipelines if p.has_chunks == has_chunks and p.num_slices]
-            num_open = sum(p.has_chunks == has_chunks for p in still_open)
-            left_s += num_open * sum(placed) / max(len(placed), 1)
-        return left_s if len(still_open) > 1 else 0.0
-
     def settle(self) -> None:
         """Place the winner once more, from nothing: which of equally fast placements was found depends on when other
         processes ended, and the same job should give the same plan."""
         winner = next(iter(self.ranked()), None)
-        if winner is None or winner.problem is None or not 0.0 < winner.solve_s <= SETTLE_S:
-            return
-        if not winner.is_closed(np.inf, 0.0):
+        is_quick = winner is not None and 0.0 < winner.solve_s <= SETTLE_S and winner.is_closed(np.inf, 0.0)
+        if winner is None or winner.problem is None or not is_quick:
             return
         engine = InProcess(self.should_stop)
         problem = winner.problem_at(winner.found_fill_fraction)

@@ -1,8 +1,9 @@
-"""Slices: how long a strategy is placed at its turn."""
+"""Slices: how long a strategy is placed at its turn, and all of them may still be."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -38,3 +39,14 @@ def level_slice_s(slice_s: float, last_s: float, elapsed_s: float, left_s: float
     if rough_fraction(elapsed_s, left_s):
         until_s = min(until_s, max(left_s / LEVELS, SLICE_GROWTH * last_s))
     return min(slice_s, max(until_s, FIRST_SLICE_S))
+
+
+def seems_left_s(pipelines: Iterable[Pipeline], still_open: Iterable[Pipeline]) -> float:
+    """What the open ones may take, by those of their kind that were placed; one alone gains nothing."""
+    placeable = [p for p in still_open if p.is_refined and not p.is_waiting]
+    left_s = 0.0
+    for has_chunks in (False, True):
+        placed = [p.solve_s for p in pipelines if p.has_chunks == has_chunks and p.num_slices]
+        num_open = sum(p.has_chunks == has_chunks for p in placeable)
+        left_s += num_open * sum(placed) / max(len(placed), 1)
+    return left_s if len(placeable) > 1 else 0.0
