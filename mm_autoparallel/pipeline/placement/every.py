@@ -8,6 +8,7 @@ from math import comb, prod
 
 from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 
 #: So many are looked at in about a second. Assumed.
 MOST = 4_000
@@ -18,8 +19,8 @@ def list_placements(problem: Problem, most: int = MOST) -> list[Placement] | Non
 
     A way to cut the chain leaves to each virtual stage, of each group of n layers with m modes, (n + m over m) choices.
     """
-    if problem.encoders:  # each in many orders
-        return None
+    if problem.encoders or find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
+        return None  # each in many orders
     segments = cut_into_segments(problem)
     cuts, count = [], 0
     for boundaries in _cuts(segments):

@@ -134,6 +134,10 @@ class Agenda:
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
+            aim_ms = keep * min(cutoff_ms, pipeline.rank_ms)
+            if pipeline.is_refined and pipeline.floors.climb(pipeline, aim_ms, should_stop):
+                self.push(pipeline)
+                continue
             if pipeline.is_refined and pipeline.trimming.begin(pipeline, cutoff_ms, should_stop):
                 return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
@@ -260,7 +264,7 @@ def _is_unproven(pipeline: Pipeline) -> bool:
 
 def _is_over(pipeline: Pipeline, cutoff_ms: float, keep: float) -> bool:
     """Whether it is no plan below the cutoff, and what is left of it is not of interest: nor is what cannot beat it."""
-    is_beaten = max(pipeline.betters_ms, pipeline.within_ms) >= keep * cutoff_ms
+    is_beaten = max(pipeline.betters_ms, pipeline.ranked_ms) >= keep * cutoff_ms
     return is_beaten and not pipeline.infeasible and pipeline.rank_ms >= cutoff_ms
 
 

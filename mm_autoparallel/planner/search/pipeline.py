@@ -6,7 +6,6 @@ as soon as nothing more about it is of interest: of tens of thousands of strateg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
+from mm_autoparallel.planner.search.floors import Floors
 from mm_autoparallel.planner.search.level import Level, bounded_to, is_known
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
@@ -58,12 +58,11 @@ class Pipeline:
     it was placed; num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher
     by overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
-    is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
-    promised_ms: what it may rank at, as far as is told before it is placed; 0 where nobody asked. is_favoured:
-    placed before others of several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound
-    it has. waiting: those that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it.
-    given_up: every process that placed it died. cutoff_ms: the cutoff when it was closed.
-    trimming: emptier plans that are looked for between its slices.
+    is_probing: one is just now. floors: what fills that were asked for take at least. promised_ms: what it may rank at,
+    as far as is told before it is placed; 0 where nobody asked. is_favoured: placed before others of several chunks.
+    betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
+    waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
+    died. cutoff_ms: the cutoff when it was closed. trimming: emptier plans that are looked for between its slices.
     """
 
     number: int
@@ -96,7 +95,6 @@ class Pipeline:
     twin: Pipeline | None = None
     num_probes: int = 0
     is_probing: bool = False
-    floor_ms: dict[float, float] = field(default_factory=dict)
     promised_ms: float = 0.0
     is_favoured: bool = False
     betters: list[Pipeline] = field(default_factory=list)
@@ -106,11 +104,20 @@ class Pipeline:
     given_up: bool = False
     cutoff_ms: float | None = None
     trimming: Trimming = field(default_factory=Trimming)
+    floors: Floors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.caution)
 
     @property
     def bound_ms(self) -> float:
         """No placement ranks below."""
-        return max(self.betters_ms, min(self.within_ms, self.elsewhere_ms))
+        return max(self.betters_ms, min(self.ranked_ms, self.elsewhere_ms))
+
+    @property
+    def ranked_ms(self) -> float:
+        """No placement of its level ranks below."""
+        return self.floors.rank_ms(self.level.fill_fraction, self.within_ms)
 
     @property
     def has_chunks(self) -> bool:
@@ -201,7 +208,7 @@ class Pipeline:
         self.num_unfinished += not is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
         if self.is_probing:
             self.is_probing = False
-            self._raise_floor(self.probe_fill, answer.lower_bound_ms)
+            self.floors.raise_to(self.probe_fill, answer.lower_bound_ms)
             return
         self.level.num_slices, self.level.slice_s = self.level.num_slices + 1, answer.solve_s
         if answer.infeasible:
@@ -279,12 +286,12 @@ class Pipeline:
         fill = self.caution.fill_at(PROBES[0])
         if not self.has_chunks or self.num_slices or self.caution.factor(self.level.fill_fraction) < PROBE_FACTOR:
             return False
-        if fill in self.floor_ms:
-            if not self.num_probes and np.isfinite(self.floor_ms[fill]):
+        if fill in self.floors:
+            if not self.num_probes and np.isfinite(self.floors.of(fill)):
                 self.num_probes, self.is_probing = self.num_probes + 1, True
             return False
-        self._raise_floor(fill, bound_step(self.problem_at(fill), True, should_stop).step_ms)
-        self.promised_ms = max(self.promised_ms, PROBES[0] * self.floor_ms[fill])
+        self.floors.raise_to(fill, bound_step(self.problem_at(fill), True, should_stop).step_ms)
+        self.promised_ms = max(self.promised_ms, PROBES[0] * self.floors.of(fill))
         return True
 
     def is_placed(self, gap_fraction: float) -> bool:
@@ -303,7 +310,7 @@ class Pipeline:
         fill, within_ms = self.level.fill_fraction, self.within_ms
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION, of_level(rough_fraction, self.level.num_slices))
         aim_ms = min(keep * min(cutoff_ms, self.rank_ms), self.elsewhere_ms if rough_fraction else np.inf)
-        lower = self._fill_of(aim_ms)
+        lower = self.floors.fill_beyond(aim_ms, within_ms)
         if lower < fill * (1.0 if self.level.num_slices else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
             return True
@@ -334,20 +341,6 @@ class Pipeline:
         self._end_level(f"each of its {len(placements)} placements was looked at", 0.0)
         return True
 
-    def _fill_of(self, aim_ms: float) -> float:
-        """What is fuller ranks above `aim_ms`, by the bounds of its level and of fills that were tried."""
-        lower, known_ms = math.inf, self.within_ms
-        while (better := self.caution.fill_at(aim_ms / known_ms)) < lower:
-            lower, known_ms = better, max(known_ms, self._floor_of(better))
-        return lower
-
-    def _raise_floor(self, fill: float, step_ms: float) -> None:
-        self.floor_ms[fill] = max(step_ms, self.floor_ms.get(fill, 0.0))
-
-    def _floor_of(self, fill: float) -> float:
-        """What no placement filled to at most `fill` is below, by the fills that were tried."""
-        return max((step_ms for known, step_ms in self.floor_ms.items() if known >= fill), default=0.0)
-
     def _least_fill(self) -> float:
         """How full its level counts the best placement of it: no level above has another best step."""
         problem, placement = self.level.problem, self.level.placement
@@ -360,7 +353,7 @@ class Pipeline:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
         self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
         self.level = Level(fill, known_cuts=self.level.list_cuts())
-        self.raise_bound(self._floor_of(fill), "placing")
+        self.raise_bound(self.floors.of(fill), "placing")
 
     def tighten(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds, as far as that is of interest."""
@@ -390,7 +383,7 @@ class Pipeline:
         """Whether nothing more about it is of interest: no placement of its level ranks below the cutoff, or the best
         one is known."""
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        return self.infeasible or max(self.betters_ms, self.within_ms) >= keep * min(cutoff_ms, self.rank_ms)
+        return self.infeasible or max(self.betters_ms, self.ranked_ms) >= keep * min(cutoff_ms, self.rank_ms)
 
     def close(self, cutoff_ms: float) -> None:
         """Note what the cutoff was, and forget the problem unless a placement of it was found."""

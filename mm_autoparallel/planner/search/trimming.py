@@ -2,9 +2,9 @@
 
 Placing knows steps and limits, and fills what it may: a plan that is as fast and less full ranks before the one that it
 finds. And a level counts less than some stages hold (search/caution.py), so what it finds may be fuller than the level.
-So another problem is placed: of the emptiest fill at which the bound is what it is at the level's, its limits lowered
-by what the stages of all plans known of it were fuller than counted. It bounds nothing; its plans are plans of the
-level.
+So another problem is placed: of the emptiest fill at which the bound is what it is at the level's, or of one of those
+up to which plans may rank least (search/floors.py), its limits lowered by what the stages of all plans known of it were
+fuller than counted. It bounds nothing; its plans are plans of the level.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: The emptiest fill is looked for above this part of the level's, so closely; a bound is the same within such a part.
 LEAST_PART, CLOSE_FRACTION, SAME_FRACTION = 0.8, 5e-4, 2e-4
-#: How often the same fill is tried.
-MOST_TRIES = 2
+#: How many others are tried, and how often each is.
+NUM_OTHERS, MOST_TRIES = 1, 2
 
 
 class Trimming:
@@ -51,10 +51,12 @@ class Trimming:
         self._seen = seen
         if not level.num_slices or level.problem is None or pipeline.problem is None:
             return False
-        fill = self._emptiest_fill(pipeline, level.problem, level.fill_fraction, should_stop)
+        fills = self._list_fills(pipeline, level.problem, should_stop)
+        fill = min(fills, key=lambda each: self._num_tries.get(each, 0))
         self._num_tries[fill] = self._num_tries.get(fill, 0) + 1
         self.cutoff_ms = min(cutoff_ms, pipeline.rank_ms) / caution.factor(fill)
-        if pipeline.within_ms >= self.cutoff_ms or self._num_tries[fill] > MOST_TRIES:
+        least_ms = max(pipeline.within_ms, pipeline.floors.of(fill))
+        if least_ms >= self.cutoff_ms or self._num_tries[fill] > MOST_TRIES:
             return False
         known = [placement for placement in (level.placement, pipeline.placement) if placement is not None]
         over = np.min([self._excess(pipeline, each) for each in known], axis=0) if known else 0.0
@@ -67,6 +69,13 @@ class Trimming:
         """It was placed; whether it was on."""
         was_on, self.problem = self.problem is not None, None
         return was_on
+
+    def _list_fills(self, pipeline: Pipeline, problem: Problem, should_stop: Callable[[], bool]) -> list[float]:
+        """The emptiest fill with the bound of the level, and those up to which plans may rank least."""
+        most = pipeline.level.fill_fraction
+        pieces = sorted(pipeline.floors.pieces(most, pipeline.within_ms), key=lambda piece: piece.rank_ms)
+        emptiest = self._emptiest_fill(pipeline, problem, most, should_stop)
+        return [emptiest, *(piece.fill for piece in pieces[:NUM_OTHERS])]
 
     def _emptiest_fill(self, pipeline: Pipeline, problem: Problem, most: float, stop: Callable[[], bool]) -> float:
         """The least fill at which the bound is that of the level."""
