@@ -183,8 +183,8 @@ def find_contenders(
     placing_s in all. rank_ms: of the answer. near_fraction: how far above it a bound is near."""
     caution, found, batch = Caution(costs.job), [answer], costs.job.workload.global_batch_size
     near = [p for p in pipelines if not p.infeasible and p.twin is None and p.bound_ms <= rank_ms * (1 + near_fraction)]
-    met = {p.number for p in near if p.placement is not None and was_placed(p)}
-    near.sort(key=lambda p: (p.number not in met, min(p.rank_ms, p.bound_ms), p.number))
+    placed = {p.number for p in near if p.placement is not None and was_placed(p)}
+    near.sort(key=lambda p: (p.number not in placed, min(p.rank_ms, p.bound_ms), p.number))
     began_s = clock()
     for pipeline in near:
         strategy, left_s = pipeline.strategies[0], placing_s - (clock() - began_s)
@@ -193,7 +193,7 @@ def find_contenders(
         if answer.plan.strategy in pipeline.strategies:
             continue
         problem, placement = pipeline.problem, pipeline.placement
-        if pipeline.number not in met:
+        if pipeline.number not in placed:
             if left_s <= 0:
                 continue
             problem = drop_dominated_modes(build_problem(costs, strategy))

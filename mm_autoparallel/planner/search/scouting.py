@@ -19,7 +19,7 @@ from mm_autoparallel.planner.search.pipeline import PROBE_FACTOR, PROBES, Pipeli
 #: Of the time that is left when their turn comes, for scouting; no longer than the search took until then, but so long
 #: at least. Assumed.
 SCOUT_FRACTION, LEAST_SCOUT_S = 0.15, 3.0
-#: How many have the first turns. Assumed.
+#: So many of those that were met have the first turns. Assumed.
 NUM_FIRST = 3
 
 

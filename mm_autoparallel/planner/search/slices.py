@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -41,7 +41,7 @@ def level_slice_s(slice_s: float, last_s: float, elapsed_s: float, left_s: float
     return min(slice_s, max(until_s, FIRST_SLICE_S))
 
 
-def seems_left_s(pipelines: Iterable[Pipeline], still_open: Iterable[Pipeline]) -> float:
+def seems_left_s(pipelines: Sequence[Pipeline], still_open: Sequence[Pipeline]) -> float:
     """What the open ones may take, by those of their kind that were placed; one alone gains nothing."""
     placeable = [p for p in still_open if p.is_refined and not p.is_waiting]
     left_s = 0.0
