@@ -17,7 +17,7 @@ from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.footprint import Beside, Footprint
 from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule, parts_backwards
-from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
+from mm_autoparallel.pipeline.schedules.virtual_stages import list_stages, list_virtual_stages
 
 SAME, LESS, MORE, LESS_ON_HOST, FILL = Dominance
 
@@ -201,16 +201,12 @@ class Problem:
     @property
     def stage_of(self) -> tuple[int, ...]:
         """[K] the stage that holds each virtual stage."""
-        return tuple(stage_of(k, self.num_stages, self.v_shaped) for k in range(self.num_virtual_stages))
+        return list_stages(self.num_stages, self.num_chunks, self.v_shaped)
 
     @property
     def virtual_stages(self) -> tuple[tuple[int, ...], ...]:
         """[P][V] the virtual stages that each stage holds, by chunk."""
-        chunks, v_shaped = range(self.num_chunks), self.v_shaped
-        return tuple(
-            tuple(virtual_stage(chunk, stage, self.num_stages, v_shaped) for chunk in chunks)
-            for stage in range(self.num_stages)
-        )
+        return list_virtual_stages(self.num_stages, self.num_chunks, self.v_shaped)
 
     @property
     def num_virtual_stages(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from nouns import brute_force
 from random_modes import random_modes_problem
 from random_problems import random_problem
 
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.paths.average_path import average_path
@@ -19,9 +20,11 @@ from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 STYLES = ("round", "real", "unequal")
+PARTED = tuple(rule for rule in SCHEDULES.values() if rule.splits and rule.given_by == "rule")
 
 
 def varied_problem(seed: int) -> Problem:
@@ -89,6 +92,59 @@ def test_nor_is_one_of_chunks_whose_layers_have_several_modes(first: int, number
         if np.isfinite(best_ms):
             tightness.append(bound.step_ms / best_ms)
     assert np.mean(tightness) > 0.75
+
+
+def parted_problem(seed: int) -> Problem:
+    """A random problem of at most six virtual stages under an order by a rule that parts backwards."""
+    rng = random.Random(f"parted {seed}")
+    rule = PARTED[seed % len(PARTED)]
+    drawn = (random_modes_problem(rng.randrange(10**9)) for _ in count())
+    problem = next(p for p in drawn if (p.num_chunks == 2) == rule.interleaved and p.num_virtual_stages <= 6)
+    num_microbatches = max(problem.num_microbatches, rule.least_rounds * problem.num_stages)
+    if not rule.v_shaped and rule.interleaved:
+        num_microbatches += -num_microbatches % problem.num_stages
+    chain = []
+    for block in problem.chain:
+        weight_ms = block.backward_ms * rng.choice([0.0, 0.3, 0.5, 0.6])
+        extra_ms, kept = rng.choice([0.0, 0.1 * weight_ms]), rng.choice([None, 0.5 * block.activation_bytes])
+        of_weights = {"backward_weight_ms": weight_ms, "split_extra_ms": extra_ms, "kept_for_weight_bytes": kept}
+        chain.append(replace(block, microbatch_scale=(), **of_weights))
+    overlap_fraction = rng.choice([0.0, 0.5, 1.0]) if rule.pairs else 0.0
+    of_order = {"num_microbatches": num_microbatches, "pair_overlap_fraction": overlap_fraction}
+    return replace(problem, schedule=rule.name, chain=tuple(chain), **of_order)
+
+
+@pytest.mark.parametrize(
+    ("first", "number"), [(0, 120), *(pytest.param(n, 2_000, marks=pytest.mark.nightly) for n in (1_000, 4_000))]
+)
+def test_nor_is_one_of_orders_that_part_backwards(first: int, number: int) -> None:
+    """Whatever their chunks and pairs; and what memory enforces is part of it."""
+    num_misfits, gains = 0, []
+    for seed in range(first, first + number):
+        problem = parted_problem(seed)
+        try:
+            placements = list_placements(problem, 2_000)
+        except JobError:  # too few micro-batches for its schedule
+            continue
+        steps_ms, peaks = [np.inf], []
+        for placement in placements or ():
+            timeline = simulate(problem, placement)
+            peaks.append((timeline.peak_memory_bytes, timeline.peak_host_bytes))
+            if not find_misfits(problem, *peaks[-1]):
+                steps_ms.append(timeline.step_ms)
+        if not placements:
+            continue
+        for sharpen in (False, True):
+            bound = bound_step(problem, sharpen)
+            assert bound.step_ms <= min(steps_ms) * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
+        if bound.overflow_bytes:
+            less = with_more_memory(problem, bound.overflow_bytes * 0.999999 - 2.0)
+            assert all(find_misfits(less, *each) for each in peaks), f"seed {seed}"
+        num_misfits += bool(bound.reason)
+        if not bound.reason:
+            gains.append(bound.step_ms / work_bound_ms(problem))
+    assert num_misfits > number // 30
+    assert np.mean(gains) > 1.05
 
 
 def test_a_cheap_mode_frees_no_more_than_it_can() -> None:

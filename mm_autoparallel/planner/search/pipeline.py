@@ -137,8 +137,8 @@ class Pipeline:
         """The least is next: first turns, then what is bound without placing, then what holds the space down."""
         late = self.is_dear or bool((of := self.strategies[0].arrangement) and of.is_hard)
         if not self.num_unfinished or self.found_too_full:
-            at_ms = 0.0 if self.is_favoured and not self.num_slices else max(self.bound_ms, self.promised_ms)
-            return (0, late, at_ms, self.number)
+            at_ms = max(self.bound_ms, self.promised_ms if self.is_refined else 0.0)
+            return (0, late, 0.0 if self.is_favoured and not self.num_slices else at_ms, self.number)
         return (1 if self.has_chunks and self.level.has_turns(True) else 2, late, self.bound_ms, self.number)
 
     @property

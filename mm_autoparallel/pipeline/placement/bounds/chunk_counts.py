@@ -64,7 +64,7 @@ def divide(problem: Problem, segments: Segments) -> Chain:
     layers = {e: chain[e].count for e in others if chain[e].layer}
     together = chain[main].layer and not any(ours[0] < e < ours[-1] for e in layers)
     num_before = sum(count for e, count in layers.items() if e < ours[0])
-    stage_of = {"first": 0, "last": problem.num_stages - 1, None: -1}
+    stage_of = {"first": 0, "last": problem.stage_of[-1], None: -1}
     return Chain(
         main=main,
         num_layers=sum(chain[e].count for e in ours),
@@ -100,7 +100,8 @@ class Counts:
         self._host_bytes = np.full(num_stages, np.inf)
         if problem.host_limit_bytes:
             self._host_bytes = available_host_bytes(problem)
-        loads_ms = [problem.num_microbatches * (block.forward_ms + block.backward_ms) for block in blocks]
+        self._passes = problem.num_microbatches * problem.least_load_fraction  # of each chunk, as far as they take time
+        loads_ms = [self._passes * (block.forward_ms + block.backward_ms) for block in blocks]
         self._pinned_ms = np.zeros(num_stages)  # work in the whole step
         for e, stage in chain.pinned:
             self._pinned_ms[stage] += blocks[e].count * loads_ms[e] * factors[stage]
@@ -113,7 +114,9 @@ class Counts:
         forward_before_ms = least_scale * segments.forward_ms[begin] * least_factor + latency_ms
         # [P] what a stage's first forward and last backward wait for; and the larger sum over all stages, of that or of
         # what comes before their forwards and after their work
-        self._before_ms = forward_before_ms + least_scale * segments.backward_ms[begin] * least_factor
+        self._before_ms = forward_before_ms
+        if not problem.splits:  # else weight gradients may follow, for which no other stage waits
+            self._before_ms = forward_before_ms + least_scale * segments.backward_ms[begin] * least_factor
         tails_ms = float(segments.tail_ms[-1]) + sum(problem.stage_tail_ms)
         self._taken_ms = max(float(self._before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
         self._works_ms: dict[Place, Floats] = {}
@@ -155,15 +158,14 @@ class Counts:
 
     def _num_without(self, stage: int, place: Place) -> int:
         """How many first chunks of a stage have no layer of the main kind; -1: any may."""
-        num_stages, num_chunks = self._problem.num_stages, self._problem.num_chunks
-        return -1 if place is None else min(num_chunks, max(0, -((stage - place) // num_stages)))
+        return -1 if place is None else sum(virtual < place for virtual in self._problem.virtual_stages[stage])
 
     def _chunks(self, stage: int, num_without: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """[C] chunks of a stage that may have layers of the main kind, and those that must have one."""
-        chunk = np.arange(self._problem.num_chunks)
-        is_allowed = chunk >= num_without
+        virtual_stages = np.array(self._problem.virtual_stages[stage])
+        is_allowed = np.arange(len(virtual_stages)) >= num_without
         last = self._problem.num_virtual_stages - self.chain.num_after
-        is_needed = is_allowed & (chunk * self._problem.num_stages + stage < last) & (num_without >= 0)
+        is_needed = is_allowed & (virtual_stages < last) & (num_without >= 0)
         return is_allowed, is_needed
 
     # ----------------------------------------------------------------------------------------------------------- work
@@ -178,8 +180,7 @@ class Counts:
         """[P, N + 1] a stage's work in the whole step, with what must be freed and what is pinned."""
         known = self._works_ms.get(place)
         if known is None:
-            count = float(self._problem.num_microbatches)
-            passes = np.full((self._problem.num_stages, self._problem.num_chunks), count)
+            passes = np.full((self._problem.num_stages, self._problem.num_chunks), self._passes)
             known = self._costs(self._segments.problem.chain[self.chain.main], -1, passes, passes, place)
             known = known * self._factors[:, None] + self._pinned_ms[:, None]
             self._works_ms[place] = known

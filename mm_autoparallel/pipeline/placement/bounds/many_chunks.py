@@ -67,7 +67,8 @@ def bound_many_chunks(
     bound = least_step(floor_ms, lambda step_ms: counts.has_room(None, step_ms), look)
     if enough_ms is not None and microbatch_classes(problem)[0]:
         enough_ms = None
-    return _sharpen(counts, bound, look, enough_ms) if sharpen else bound
+    has_mixtures = sharpen and not (problem.splits or problem.pairs)  # mixtures know whole backwards, one at a time
+    return _sharpen(counts, bound, look, enough_ms) if has_mixtures else bound
 
 
 def _find_excess(counts: Counts) -> float:

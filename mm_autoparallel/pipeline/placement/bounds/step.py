@@ -120,10 +120,10 @@ def bound_step(
         if problem.num_chunks > 1:
             return _bound_free_v(segments, floor_ms, sharpen, should_stop, known_ms, enough_ms)
         return _bound_free(segments, floor_ms, should_stop, known_ms, enough_ms)
-    if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
-        return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
+    if problem.orders:
+        return Bound(floor_ms)  # the others know orders by a rule
     try:
-        if problem.num_chunks > 1:
+        if problem.num_chunks > 1 or problem.splits:
             settled_ms = enough_ms if settles else None
             return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
         bound = bound_one_chunk(segments, least_scale, most_scale, floor_ms, look, enough_ms=enough_ms)

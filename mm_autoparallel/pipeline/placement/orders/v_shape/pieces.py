@@ -32,6 +32,8 @@ from mm_autoparallel.pipeline.simulate.loads import hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Known = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]]
+"""What `_ways_of` found, by how many layers of each group lie before a stretch's begin and end."""
 
 #: Beside the columns of `orders/figures` up to PENDING. Bytes that a piece holds through the step, at work alone, and
 #: once for its largest block; what passes during the optimizer's step, as `ChainBlock` has it; bytes on the host of a
@@ -79,7 +81,7 @@ def list_pieces(segments: Segments, most_ms: float, should_stop: Callable[[], bo
     on should_stop."""
     mixes = Mixes(segments)
     parts: list[Pieces] = []
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
+    known: Known = {}
     num_rows = 0
     for k in range(segments.problem.num_virtual_stages):
         parts.append(_pieces_of(segments, k, mixes, known, most_ms, should_stop))
@@ -94,39 +96,40 @@ def _pieces_of(
     segments: Segments,
     virtual: int,
     mixes: Mixes,
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]],
+    known: Known,
     most_ms: float,
     should_stop: Callable[[], bool],
 ) -> Pieces:
-    """known: of stretches by their layers, the ways to run them that no other beats, and what they add."""
     problem = segments.problem
     most_load_ms = most_ms * (1.0 + 1e-9) / problem.num_microbatches
     factor = problem.time_factors[problem.stage_of[virtual]]
     begin, end = _stretches(segments, virtual, most_load_ms / factor if factor else np.inf)
-    of_stretch, lanes, added = (
-        [np.zeros(0, np.int64)],
-        [np.zeros((0, segments.num_lanes), np.int64)],
-        [np.zeros((0, 5))],
-    )
-    num_rows = 0
-    for row, stretch in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        key = mixes.before[stretch[0]], mixes.before[stretch[1]]  # of equally many layers of each group the same
-        if key not in known:
-            counts, sums = mixes.fill(*stretch)
-            if len(counts) > 1:
-                best = undominated_rows(sums * [1.0, 1.0, -1.0, 1.0, 1.0])[0]
-                counts, sums = counts[best], sums[best]
-            known[key] = counts, sums
-        counts, sums = known[key]
-        num_rows += len(counts)
-        if num_rows > MAX_ROWS or should_stop():
-            raise TooManyPatterns
-        of_stretch.append(np.full(len(counts), row))
-        lanes.append(counts)
-        added.append(sums)
-    at = np.concatenate(of_stretch)
-    pieces = _cost(segments, virtual, begin[at], end[at], np.concatenate(lanes), np.concatenate(added))
+    spans = zip(begin.tolist(), end.tolist(), strict=True)
+    ways = [_ways_of(mixes, known, *span, should_stop) for span in spans]
+    num_ways = [len(counts) for counts, _ in ways]
+    if sum(num_ways) > MAX_ROWS:
+        raise TooManyPatterns
+    at = np.repeat(np.arange(len(ways)), num_ways)
+    lanes = np.concatenate([np.zeros((0, segments.num_lanes), np.int64), *(counts for counts, _ in ways)])
+    added = np.concatenate([np.zeros((0, 5)), *(sums for _, sums in ways)])
+    pieces = _cost(segments, virtual, begin[at], end[at], lanes, added)
     return pieces_below(pieces, most_ms)
+
+
+def _ways_of(
+    mixes: Mixes, known: Known, begin: int, end: int, should_stop: Callable[[], bool]
+) -> tuple[Ints, Floats]:
+    """The ways to run the layers of these segments that no other beats, and what they add."""
+    key = mixes.before[begin], mixes.before[end]  # of equally many layers of each group the same
+    if key not in known:
+        if should_stop():
+            raise TooManyPatterns
+        counts, sums = mixes.fill(begin, end)
+        if len(counts) > 1:
+            best = undominated_rows(sums * [1.0, 1.0, -1.0, 1.0, 1.0])[0]
+            counts, sums = counts[best], sums[best]
+        known[key] = counts, sums
+    return known[key]
 
 
 def pieces_below(pieces: Pieces, most_ms: float) -> Pieces:
