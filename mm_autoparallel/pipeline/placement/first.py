@@ -23,7 +23,7 @@ from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import equal_graphs
 from mm_autoparallel.pipeline.simulate.step import simulate
 
-MOVES, MOVE_TASKS = 50, 2_000_000
+MOVES, MOVE_TASKS = 100, 2_000_000
 """Of the local search, moves for each virtual stage, and simulated tasks at most: some 20 ms. Assumed."""
 ORDERS = 5
 """Orders of encoders' passes that are tried. Assumed."""

@@ -116,9 +116,7 @@ def _pieces_of(
     return pieces_below(pieces, most_ms)
 
 
-def _ways_of(
-    mixes: Mixes, known: Known, begin: int, end: int, should_stop: Callable[[], bool]
-) -> tuple[Ints, Floats]:
+def _ways_of(mixes: Mixes, known: Known, begin: int, end: int, should_stop: Callable[[], bool]) -> tuple[Ints, Floats]:
     """The ways to run the layers of these segments that no other beats, and what they add."""
     key = mixes.before[begin], mixes.before[end]  # of equally many layers of each group the same
     if key not in known:
