@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.bounds.bound import available_bytes, available_host_bytes
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import short_graph
 
@@ -41,8 +42,11 @@ class MainKind(NamedTuple):
 def _least_in_flight(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int) -> Floats:
     """[P] the number of micro-batches that at some moment every chunk of the stage has in flight at least.
 
-    Of a run that leaves out the middle: up to its last forward its orders begin as the full run's do.
+    Of a run that leaves out the middle: up to its last forward its orders begin as the full run's do. Where the order
+    is to be found: one, once it has come through the stage's last chunk.
     """
+    if find_schedule(schedule, num_chunks).given_by == "placement":
+        return np.ones(num_stages)
     graph = short_graph(schedule, num_stages, num_chunks, num_microbatches)
     return np.array([float(rows.min(axis=1).max()) for rows in graph.in_flight])
 
@@ -52,7 +56,9 @@ def fullest_moments(
     schedule: str, num_stages: int, num_chunks: int, num_microbatches: int
 ) -> tuple[tuple[Floats, ...], ...]:
     """Of each stage, micro-batches in flight in each chunk [C] at two moments: with the most in the chunk that has the
-    least, and with the most in all."""
+    least, and with the most in all; one in each where the order is to be found."""
+    if find_schedule(schedule, num_chunks).given_by == "placement":
+        return ((np.ones(num_chunks),),) * num_stages
     graph = short_graph(schedule, num_stages, num_chunks, num_microbatches)
     moments = ([rows[rows.min(axis=1).argmax()], rows[rows.sum(axis=1).argmax()]] for rows in graph.in_flight)
     return tuple(tuple(np.unique(np.array(each, dtype=np.float64), axis=0)) for each in moments)

@@ -116,13 +116,16 @@ def bound_step(
         if kept_bytes > available_host_bytes(problem).sum():
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
-    if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
-        if problem.num_chunks > 1:
-            return _bound_free_v(segments, floor_ms, sharpen, should_stop, known_ms, enough_ms)
-        return _bound_free(segments, floor_ms, should_stop, known_ms, enough_ms)
     if problem.orders:
-        return Bound(floor_ms)  # the others know orders by a rule
+        return Bound(floor_ms)  # what follows knows orders by a rule, and what is true of all
     try:
+        if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
+            counted = bound_many_chunks(problem, segments, least_scale, floor_ms, False, look)
+            if counted.reason or microbatch_classes(problem)[0]:
+                return counted
+            low_ms = max(counted.step_ms, known_ms or 0.0)
+            of_order = _bound_free if problem.num_chunks == 1 else _bound_free_v if sharpen else None
+            return of_order(segments, floor_ms, low_ms, known_ms, enough_ms, should_stop) if of_order else Bound(low_ms)
         if problem.num_chunks > 1 or problem.splits:
             settled_ms = enough_ms if settles else None
             return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
@@ -134,20 +137,23 @@ def bound_step(
 
 
 def _bound_free(
-    segments: Segments, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
+    segments: Segments,
+    floor_ms: float,
+    low_ms: float,
+    known_ms: float | None,
+    enough_ms: float,
+    should_stop: Callable[[], bool],
 ) -> Bound:
-    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
+    """The bound of every order, at least low_ms, from the ways to fill each stage, where they are not too many to be
+    listed."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
     from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
-    if microbatch_classes(segments.problem)[0]:
-        return Bound(floor_ms)
     if known_ms is None or known_ms <= floor_ms:
         overflow_bytes = least_excess_bytes(segments)
         if overflow_bytes > 0.0:
             return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
-    low_ms = max(floor_ms, known_ms or 0.0)
     for level in LEVELS:
         most_ms = min(level * floor_ms if np.isfinite(level) else np.inf, enough_ms)
         if most_ms <= low_ms:
@@ -171,17 +177,14 @@ def _bound_free(
 def _bound_free_v(
     segments: Segments,
     floor_ms: float,
-    sharpen: bool,
-    should_stop: Callable[[], bool],
+    low_ms: float,
     known_ms: float | None,
     enough_ms: float,
+    should_stop: Callable[[], bool],
 ) -> Bound:
-    """The same of two chunks a stage, there and back, in tenths of a second; work alone unless it is to be sharp."""
+    """The same of two chunks a stage, there and back, in tenths of a second."""
     from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v
 
-    if not sharpen or microbatch_classes(segments.problem)[0]:
-        return Bound(floor_ms)
-    low_ms = max(floor_ms, known_ms or 0.0)
     return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, one_level=known_ms is not None)
 
 
