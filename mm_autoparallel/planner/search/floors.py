@@ -84,5 +84,6 @@ class Floors:
             return False
         self._num_asked += 1
         fill = self._caution.fill_at(math.sqrt(low * high))
-        self.raise_to(fill, bound_step(pipeline.problem_at(fill), should_stop=should_stop).step_ms)
+        problem, tries = pipeline.problem_at(fill), not pipeline.has_chunks
+        self.raise_to(fill, bound_step(problem, tries, should_stop, enough_ms=aim_ms / low).step_ms)
         return True

@@ -362,7 +362,8 @@ class Pipeline:
         self.level.problem = self.problem_at(self.level.fill_fraction)
         is_sharp = self.is_dear and self.is_refined
         enough_ms = bounded_to(min(cutoff_ms, self.rank_ms), self.strategies[0], is_sharp)
-        bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=enough_ms, settles=is_sharp)
+        tries = is_sharp or (self.strategies[0].schedule == FREE and not self.has_chunks)
+        bound = bound_step(self.level.problem, tries, should_stop, enough_ms=enough_ms, settles=is_sharp)
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:

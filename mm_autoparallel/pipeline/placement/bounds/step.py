@@ -55,6 +55,9 @@ from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
 from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
+#: From this share of what is enough on, bounds of free orders are worth seconds (assumed).
+NEAR_FRACTION = 0.97
+
 
 def work_bound_ms(problem: Problem) -> float:
     """The bound that costs microseconds: work spread perfectly, memory left out (`work` above)."""
@@ -84,13 +87,17 @@ def bound_step(
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
     sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds,
-    and bound each place for the first layer of the main kind by itself; with layouts, count mixes of whole layers.
+    and bound each place for the first layer of the main kind by itself; with layouts, count mixes of whole layers;
+    where the order is free and the bound near enough_ms, try all orders of the last stages, in up to some seconds.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
     milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at, and
     with one chunk a stage not either.
     settles: with several chunks a stage, sharpen by counts of layers that stages can have too, in tenths of a second.
     """
+
+    from mm_autoparallel.pipeline.placement.orders.options import explain_excess
+    from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v
 
     def look() -> None:
         if should_stop():
@@ -121,11 +128,15 @@ def bound_step(
     try:
         if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
             counted = bound_many_chunks(problem, segments, least_scale, floor_ms, False, look)
+            if counted.overflow_bytes:
+                return replace(counted, reason=explain_excess(counted.overflow_bytes))
             if counted.reason or microbatch_classes(problem)[0]:
                 return counted
             low_ms = max(counted.step_ms, known_ms or 0.0)
-            of_order = _bound_free if problem.num_chunks == 1 else _bound_free_v if sharpen else None
-            return of_order(segments, floor_ms, low_ms, known_ms, enough_ms, should_stop) if of_order else Bound(low_ms)
+            if problem.num_chunks == 1:
+                return _bound_free(segments, sharpen, floor_ms, low_ms, known_ms, enough_ms, should_stop)
+            is_first = known_ms is not None
+            return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, is_first) if sharpen else Bound(low_ms)
         if problem.num_chunks > 1 or problem.splits:
             settled_ms = enough_ms if settles else None
             return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
@@ -138,6 +149,7 @@ def bound_step(
 
 def _bound_free(
     segments: Segments,
+    sharpen: bool,
     floor_ms: float,
     low_ms: float,
     known_ms: float | None,
@@ -149,6 +161,7 @@ def _bound_free(
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
     from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
+    from mm_autoparallel.pipeline.placement.orders.tails import raise_by_tails
 
     if known_ms is None or known_ms <= floor_ms:
         overflow_bytes = least_excess_bytes(segments)
@@ -167,25 +180,13 @@ def _bound_free(
             if reason:
                 return Bound(np.inf, reason, overflow_bytes)
         low_ms = max(low_ms, most_ms if options is None else min(most_ms, bound_stages(options).least_ms))
+        if sharpen and options is not None and NEAR_FRACTION * enough_ms <= low_ms < most_ms:
+            low_ms = raise_by_tails(options, low_ms, most_ms, should_stop)
         if low_ms < most_ms:
             break
         if known_ms is not None:
             return Bound(low_ms, is_partial=True)
     return Bound(low_ms)
-
-
-def _bound_free_v(
-    segments: Segments,
-    floor_ms: float,
-    low_ms: float,
-    known_ms: float | None,
-    enough_ms: float,
-    should_stop: Callable[[], bool],
-) -> Bound:
-    """The same of two chunks a stage, there and back, in tenths of a second."""
-    from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v
-
-    return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, one_level=known_ms is not None)
 
 
 def _bound_layouts(problem: Problem, sharpen: bool, look: Look) -> Bound:

@@ -101,21 +101,35 @@ def bound_rows(options: Options, rows: Ints, most_ms: float) -> tuple[Ints, Floa
         rows = rows[is_left]
 
 
+def ways(options: Options, rows: Ints) -> tuple[Floats, Floats]:
+    """[P + 1, N + 1] what a stage's first forward waits for where it begins at that segment, and what follows its last
+    input gradient on the stages before it, if all have these rows; infinite where none lead there."""
+    num_stages, size = options.segments.problem.num_stages, options.segments.num_segments + 1
+    head, back = (np.full((num_stages + 1, size), np.inf) for _ in range(2))
+    head[0, 0] = back[0, 0] = 0.0
+    edges = np.searchsorted(options.stage[rows], np.arange(num_stages + 1)).tolist()
+    for s, edge in enumerate(pairwise(edges)):
+        mine = rows[slice(*edge)]
+        first, last, of = options.begin[mine], options.end[mine], options.relaxed[mine].T
+        np.minimum.at(head[s + 1], last, head[s, first] + of[FORWARD_MS] + of[HOP_FORWARD_MS])
+        later = np.maximum(of[WEIGHT_MS] + of[TAIL_MS], back[s, first])
+        np.minimum.at(back[s + 1], last, of[HOP_BACKWARD_MS] + of[INPUT_MS] + later)
+    return head, back
+
+
 def _bound_each(options: Options, rows: Ints) -> Floats:
     """[R] the bounds of these rows where the other stages have these rows too; infinite where they lie on no way."""
     num_stages, size = options.segments.problem.num_stages, options.segments.num_segments + 1
     stage, begin, end, of = options.stage[rows], options.begin[rows], options.end[rows], options.relaxed[rows].T
     edges = np.searchsorted(stage, np.arange(num_stages + 1)).tolist()
     of_stages = [slice(*edge) for edge in pairwise(edges)]
-    head, back, onward, forward_pace, input_pace = (np.full((num_stages + 1, size), np.inf) for _ in range(5))
+    head, back = ways(options, rows)
+    onward, forward_pace, input_pace = (np.full((num_stages + 1, size), np.inf) for _ in range(3))
     in_flight = np.zeros((num_stages + 1, size))
-    head[0, 0], back[0, 0], forward_pace[0, 0], input_pace[0, 0], in_flight[0, 0] = 0.0, 0.0, 0.0, 0.0, np.inf
+    forward_pace[0, 0], input_pace[0, 0], in_flight[0, 0] = 0.0, 0.0, np.inf
     for s, mine in enumerate(of_stages):
         first, last = begin[mine], end[mine]
-        np.minimum.at(head[s + 1], last, head[s, first] + of[FORWARD_MS, mine] + of[HOP_FORWARD_MS, mine])
         own = of[WEIGHT_MS, mine] + of[TAIL_MS, mine]
-        later = np.maximum(own, back[s, first])
-        np.minimum.at(back[s + 1], last, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
         np.minimum.at(forward_pace[s + 1], last, np.maximum(forward_pace[s, first], of[FORWARD_MS, mine]))
         onwards = np.where(own > back[s, first], 0.0, input_pace[s, first])  # what it takes after its own is the most
         np.minimum.at(input_pace[s + 1], last, np.maximum(onwards, of[INPUT_MS, mine]))
