@@ -7,8 +7,8 @@ and what comes before a stage meaning one pass through all stages before it, for
     work      Σ over stages of (M·L + tail) ≤ P · step; and the largest block lies on some stage whole. Where stage s
               takes f_s times as long: its share of the work is at most (step − tail) / f_s, so
                   Σ work + Σ tail / f_s ≤ step · Σ 1 / f_s.
-              The one bound of schedules that part backwards, pair passes or are no rule's: a backward takes no less in
-              parts, and two passes that overlap take at least their mean.
+              The one bound of orders that a problem gives. A backward takes no less in parts, and two passes that
+              overlap take at least their mean.
     stage     first task of stage s: a forward that has come through all stages before; last task: a backward whose
               gradient goes back through them. Between them lie M·L, whatever the order:
                   before + M·L + tail of stage 0,   and   forward before + M·L + tail of s
@@ -23,8 +23,9 @@ and what comes before a stage meaning one pass through all stages before it, for
 
 Where layers may run in several layouts, each figure is the least of any (pipeline/laid_out.py).
 
-With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer,
-each count at the least that its layers cost in any chunks and modes that fit (options).
+With one chunk these are minimised over all placements (one_chunk); with more, or where backwards are parted, over
+counts of the main kind of layer, each count at the least that its layers cost in any chunks and modes that fit
+(options). Orders to be found have bounds of their own beside that (placement/orders).
 """
 
 from __future__ import annotations
