@@ -97,6 +97,7 @@ def bound_step(
     settles: with several chunks a stage, sharpen by counts of layers that stages can have too, in tenths of a second.
     """
 
+    from mm_autoparallel.pipeline.placement.orders.levels import least_excess_bytes
     from mm_autoparallel.pipeline.placement.orders.options import explain_excess
     from mm_autoparallel.pipeline.placement.orders.v_shape.least import bound_v
 
@@ -129,15 +130,17 @@ def bound_step(
     try:
         if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
             counted = bound_many_chunks(problem, segments, least_scale, floor_ms, False, look)
+            if problem.num_chunks == 1 and (known_ms is None or known_ms <= floor_ms or counted.reason):
+                excess_bytes = max(counted.overflow_bytes, least_excess_bytes(segments))
+                counted = replace(counted, overflow_bytes=excess_bytes)
             if counted.overflow_bytes:
-                return replace(counted, reason=explain_excess(counted.overflow_bytes))
+                return Bound(np.inf, explain_excess(counted.overflow_bytes), counted.overflow_bytes)
             if counted.reason or microbatch_classes(problem)[0]:
                 return counted
-            low_ms = max(counted.step_ms, known_ms or 0.0)
+            low_ms, one_level = max(counted.step_ms, known_ms or 0.0), known_ms is not None
             if problem.num_chunks == 1:
-                return _bound_free(segments, sharpen, floor_ms, low_ms, known_ms, enough_ms, should_stop)
-            is_first = known_ms is not None
-            return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, is_first) if sharpen else Bound(low_ms)
+                return _bound_free(segments, sharpen, floor_ms, low_ms, enough_ms, should_stop, one_level)
+            return bound_v(segments, floor_ms, low_ms, enough_ms, should_stop, one_level) if sharpen else Bound(low_ms)
         if problem.num_chunks > 1 or problem.splits:
             settled_ms = enough_ms if settles else None
             return bound_many_chunks(problem, segments, least_scale, floor_ms, sharpen, look, settled_ms)
@@ -153,21 +156,17 @@ def _bound_free(
     sharpen: bool,
     floor_ms: float,
     low_ms: float,
-    known_ms: float | None,
     enough_ms: float,
     should_stop: Callable[[], bool],
+    one_level: bool,
 ) -> Bound:
     """The bound of every order, at least low_ms, from the ways to fill each stage, where they are not too many to be
-    listed."""
+    listed. one_level: as in `bound_v`."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
-    from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
-    from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
+    from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, options_below
+    from mm_autoparallel.pipeline.placement.orders.options import least_overflow
     from mm_autoparallel.pipeline.placement.orders.tails import raise_by_tails
 
-    if known_ms is None or known_ms <= floor_ms:
-        overflow_bytes = least_excess_bytes(segments)
-        if overflow_bytes > 0.0:
-            return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
     for level in LEVELS:
         most_ms = min(level * floor_ms if np.isfinite(level) else np.inf, enough_ms)
         if most_ms <= low_ms:
@@ -185,7 +184,7 @@ def _bound_free(
             low_ms = raise_by_tails(options, low_ms, most_ms, should_stop)
         if low_ms < most_ms:
             break
-        if known_ms is not None:
+        if one_level:
             return Bound(low_ms, is_partial=True)
     return Bound(low_ms)
 

@@ -132,7 +132,7 @@ class Annealer:
         self.state, self.trial, self.best = (empty_state(segments, full.num_durations) for _ in range(3))
         self.best_ms = np.inf
         self.seed = seed * 1_000_000  # each slice takes the next one
-        self._num_restarts = seed
+        self._num_runs = seed
 
     @cached_property
     def _starts(self) -> list[Ints]:
@@ -156,10 +156,10 @@ class Annealer:
 
     def run(self, num_moves: int, restart: bool, should_stop: Callable[[], bool]) -> None:
         """num_moves more moves, from one of the best starts (restart) or from the best placement; updates best_ms."""
-        hot_fraction = HOT_FRACTIONS[self._num_restarts % len(HOT_FRACTIONS)]
+        turn, which_hot = divmod(self._num_runs, len(HOT_FRACTIONS))
+        hot_fraction, self._num_runs = HOT_FRACTIONS[which_hot], self._num_runs + 1
         if restart or not np.isfinite(self.best_ms):
-            self._begin_at(self._starts[self._num_restarts // len(HOT_FRACTIONS) % len(self._starts)])
-            self._num_restarts += 1
+            self._begin_at(self._starts[turn % len(self._starts)])
         else:
             copy_state(self.best, self.state)
         cooling = (COLD_FRACTION / hot_fraction) ** (1.0 / num_moves)

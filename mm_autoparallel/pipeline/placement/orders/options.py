@@ -126,10 +126,10 @@ def least_overflow(options: Options) -> tuple[float, str]:
 
 
 def explain_excess(overflow_bytes: float) -> str:
-    """What to say where every placement exceeds a limit by that much."""
+    """What to say where every placement exceeds a limit by that much, or more."""
     return (
         "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
-        f"{overflow_bytes / GB:.6g} GB"
+        f"{overflow_bytes / GB:.6g} GB at the least"
     )
 
 

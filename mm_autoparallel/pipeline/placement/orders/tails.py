@@ -35,17 +35,16 @@ from mm_autoparallel.pipeline.placement.orders.options import Options
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Micro-batches that are looked at together, more where fewer do not tell, so many more each time; and the longest tail
-#: in stages. Assumed.
-WINDOWS, MORE, MOST_STAGES = (4, 8, 12, 16), 4, 5
+#: Micro-batches that are looked at together, more where fewer do not tell; and the longest tail in stages. Assumed.
+WINDOWS, MOST_STAGES = range(4, 17, 4), 5
 #: More are looked at where they would tell if each of them took so many times what the last ones did. Assumed.
 HOPE = 1.15
 #: Stages that hold more micro-batches at once begin no tail: windows are then too short to tell.
 MOST_AT_ONCE = 4
 #: Tails that are looked at for one step at most; the solver's deterministic seconds for each window. Assumed.
 MOST_TAILS, EFFORT_S = 12, 1.0
-#: The longest action has so many units of time.
-UNITS = 10_000
+#: The longest action has so many units of time, rounded down from a little less, so that rounding adds nothing.
+UNITS, ROUNDING_FRACTION = 10_000, 1e-9
 #: By so much more each next step is looked at.
 STEP_FRACTION = 2e-3
 
@@ -59,7 +58,7 @@ def raise_by_tails(options: Options, low_ms: float, most_ms: float, should_stop:
     while low_ms < most_ms and not should_stop():
         goal_ms = min(most_ms, low_ms * (1.0 + STEP_FRACTION))
         near, _ = bound_rows(options, rows, goal_ms)
-        possible = near[~_is_too_long(options, near, goal_ms)]
+        possible = near[~_is_too_long(options, near, goal_ms, should_stop)]
         if len(possible) == len(near) > 0:
             break
         if len(bound_rows(options, possible, goal_ms)[0]):
@@ -68,7 +67,7 @@ def raise_by_tails(options: Options, low_ms: float, most_ms: float, should_stop:
     return low_ms
 
 
-def _is_too_long(options: Options, rows: Ints, goal_ms: float) -> NDArray[np.bool_]:
+def _is_too_long(options: Options, rows: Ints, goal_ms: float, should_stop: Callable[[], bool]) -> NDArray[np.bool_]:
     """[R] of these rows, whether every tail that it begins takes more than goal_ms, way in and out included."""
     num_stages, num_looked = options.segments.problem.num_stages, 0
     head, back = ways(options, rows)
@@ -82,37 +81,45 @@ def _is_too_long(options: Options, rows: Ints, goal_ms: float) -> NDArray[np.boo
                 continue
             later = rows[(options.stage[rows] == stage + 1) & (options.begin[rows] == options.end[row])]
             known = [tails.get(other) for other in later.tolist()]
+            tails[row] = None
+            if options.relaxed[row, MOST_HELD] > MOST_AT_ONCE or None in known:
+                continue
             longer = [(row, *tail) for each in known if each is not None for tail in each]
             num_looked += len(longer)
-            if options.relaxed[row, MOST_HELD] > MOST_AT_ONCE or num_looked > MOST_TAILS or None in known:
-                tails[row] = None
+            if num_looked > MOST_TAILS:
                 continue
             begin = int(options.begin[row])
             out_ms = max(float(options.relaxed[row, WEIGHT_MS]), float(back[stage, begin]))
             beside_ms = float(head[stage, begin]) + out_ms
-            tails[row] = [tail for tail in longer if _may_take(options, tail, goal_ms - beside_ms)]
+            tails[row] = [tail for tail in longer if _may_take(options, tail, goal_ms - beside_ms, should_stop)]
             too_long[at] = not tails[row]
     return too_long
 
 
-def _may_take(options: Options, tail: tuple[int, ...], most_ms: float) -> bool:
-    """Whether from the first forward of its first stage to the last input gradient there may be so little."""
+def _may_take(options: Options, tail: tuple[int, ...], most_ms: float, should_stop: Callable[[], bool]) -> bool:
+    """Whether from the first forward of its first stage to the last input gradient there may be so little; True on
+    should_stop."""
     figures, number = options.relaxed[list(tail)], options.segments.problem.num_microbatches - 1
     actions = figures[:, [FORWARD_MS, INPUT_MS, WEIGHT_MS, HOP_FORWARD_MS, HOP_BACKWARD_MS]]
     unit_ms = float(actions.max()) / UNITS
+    if unit_ms == 0.0:
+        return True
     limits = np.minimum(figures[:, [MOST_IN_FLIGHT, MOST_HELD]], max(WINDOWS))
-    in_units = np.column_stack([np.floor(actions / unit_ms), limits]).astype(np.int64)
+    in_units = np.column_stack([np.floor(actions / unit_ms * (1.0 - ROUNDING_FRACTION)), limits]).astype(np.int64)
     stages = tuple(tuple(row) for row in in_units.tolist())
     there_and_back_ms = float(actions[:, :2].sum() + actions[:-1, 3:].sum())
     before = 0
     for window in WINDOWS:
-        units = number // window * least_units(stages, window) + least_units(stages, number % window)
-        if units * unit_ms + there_and_back_ms > most_ms:
+        if should_stop():
+            break
+        of_window = least_units(stages, window)
+        units = number // window * of_window + least_units(stages, number % window)
+        if units * unit_ms * (1.0 - ROUNDING_FRACTION) + there_and_back_ms > most_ms:
             return False
-        hoped = least_units(stages, window) + HOPE * (least_units(stages, window) - before)
-        if window > MORE and number / (window + MORE) * hoped * unit_ms + there_and_back_ms <= most_ms:
-            return True
-        before = least_units(stages, window)
+        hoped = of_window + HOPE * (of_window - before)
+        if before and number / (window + WINDOWS.step) * hoped * unit_ms + there_and_back_ms <= most_ms:
+            break
+        before = of_window
     return True
 
 
@@ -120,6 +127,8 @@ def _may_take(options: Options, tail: tuple[int, ...], most_ms: float) -> bool:
 def least_units(stages: tuple[Stage, ...], number: int) -> int:
     """D(number) of a tail, in units, or a lower bound of it where that is not found in time."""
     from ortools.sat.python import cp_model
+
+    from mm_autoparallel.pipeline.placement.orders.leaf import run_solver
 
     if not number:
         return 0
@@ -155,13 +164,5 @@ def least_units(stages: tuple[Stage, ...], number: int) -> int:
                 model.add(behind[m + most_held] >= weights[m] + weight_ms)
     model.add(starts[0][0][0] == 0)
     model.minimize(next_forward)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = EFFORT_S
-    solver.parameters.catch_sigint_signal = False
-    solver.parameters.linearization_level = 0  # this and the next three: a window of 16 in 0.7 s in place of 2.0
-    solver.parameters.cp_model_probing_level = 0
-    solver.parameters.symmetry_level = 0
-    solver.parameters.use_dynamic_precedence_in_disjunctive = True
-    solver.solve(model)
+    solver, _ = run_solver(model, EFFORT_S, lambda: False, seed=0, has_literals=True)
     return max(0, int(np.floor(solver.best_objective_bound + 1e-6)))
