@@ -17,27 +17,22 @@ from mm_autoparallel.pipeline.simulate import compiled
 pytestmark = pytest.mark.usefixtures("told_on_terminal")
 
 
-def test_whoever_comes_meanwhile_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whoever_comes_meanwhile_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_folder", tmp_path)
-    was_first: list[bool] = []
+    came: list[str] = []
 
     def come() -> None:
-        with compiled.first_compilation("room.kernel") as is_first:
-            was_first.append(is_first)
+        with compiled.one_at_a_time("save"):
+            came.append("second")
 
     second = threading.Thread(target=come)
-    with compiled.first_compilation("room.kernel") as is_first:
-        assert is_first
+    with compiled.one_at_a_time("save"):
         second.start()
         second.join(0.2)
         assert second.is_alive()
-        assert not was_first
-        (tmp_path / "room.kernel-7.py311.nbi").touch()
+        came.append("first")
     second.join()
-    assert was_first == [False]
-    assert capsys.readouterr().err.count("compiling its kernels") == 1
+    assert came == ["first", "second"]
 
 
 def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,14 @@
-"""Compile the kernels of placement before any clock runs, where this machine has never done so.
-
-Annealing is half of the work, and a second process does it meanwhile.
-"""
+"""Compile the kernels of placement before any clock runs, where this machine has never done so."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.child_process import python_command
+from mm_autoparallel.pipeline.encoder import Encoder
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
 from mm_autoparallel.pipeline.placement.paths.branch_and_bound import BranchAndBound
@@ -19,28 +17,18 @@ from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patt
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
 from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
-from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.rooms import compile_rooms
 from mm_autoparallel.pipeline.simulate.step import simulate
-from mm_autoparallel.signals import interrupted_by_signals
 
 
 def compile_kernels() -> None:
     """Compile what `place` runs, or wait for a process that does; standard error says why."""
-    with interrupted_by_signals(), first_compilation("anneal.anneal") as is_first:
-        if is_first:
-            with subprocess.Popen(
-                python_command(__name__),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            ):
-                _compile_proofs()
-            main()  # as the other process left it, or here where that one could not
+    compile_rooms(PLACEMENT)
 
 
-def main() -> None:
-    """Compile the local search, which makes a few moves: what the second process does."""
+def _compile_local_search() -> None:
+    """It makes a few moves."""
     for segments, graphs in samples():
         Annealer(segments, *graphs, seed=0).run(10, True, lambda: False)
 
@@ -62,6 +50,16 @@ def _compile_proofs() -> None:
     undominated_rows(np.eye(4))  # four columns, more than the samples' layers have
 
 
+def _compile_bounds() -> None:
+    for segments, _ in samples():
+        problem = segments.problem
+        bound = bound_step(problem, sharpen=True)
+        bound_step(problem, sharpen=True, enough_ms=1.01 * bound.step_ms, settles=True)
+        bound_step(replace(problem, memory_limit_bytes=(0.0,) * problem.num_stages))
+        if problem.num_chunks == 1:
+            bound_step(replace(problem, encoders=(_ENCODER,)))
+
+
 def samples() -> Iterator[tuple[Segments, tuple[TaskGraph, TaskGraph]]]:
     """Small problems that together run every kernel, of one chunk and of two, with their short and full graphs."""
     modes = (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5))
@@ -71,3 +69,9 @@ def samples() -> Iterator[tuple[Segments, tuple[TaskGraph, TaskGraph]]]:
         problem = Problem(2, num_chunks, 20, schedule, chain, (16.0, 16.0), (0.0, 0.0), (0.0, 0.0), hops, hops)
         of = (schedule, 2, num_chunks, 20)
         yield cut_into_segments(problem), (short_graph(*of), full_graph(*of))
+
+
+_ENCODER = Encoder("any", (1.0,), (1.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
+
+PLACEMENT = (_compile_local_search, _compile_proofs, _compile_bounds)
+"""Rooms whose kernels `place` runs; the longest first."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from llvmlite.binding import get_host_cpu_name
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 from mm_autoparallel.child_process import hand_on
@@ -34,9 +35,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Where kernels are, and what they call.
 SOURCES = ("pipeline/schedules", "pipeline/simulate", "pipeline/placement", "pipeline/balance")
 
-# A folder for each installation and version of its kernels: numba compiles anew for every path, but goes on with the
-# code of a kernel that calls another file's, where only that one was changed.
-_told = f"{Path(__file__).resolve()}, {hash_sources(SOURCES)}"
+# A folder for each installation, version of its kernels and kind of machine: numba compiles anew for every path, but
+# goes on with the code of a kernel that calls another file's, where only that one was changed.
+_machine = f"{sys.implementation.cache_tag}, numba {numba.__version__}, {get_host_cpu_name()}"
+_told = f"{Path(__file__).resolve()}, {hash_sources(SOURCES)}, {_machine}"
 _installation = hashlib.sha256(_told.encode()).hexdigest()[:12]
 
 
@@ -118,6 +120,11 @@ class _OwnPlace(CompileResultCacheImpl):
 class _OwnCache(FunctionCache):
     _impl_class = _OwnPlace
 
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """As numba's, by one process at a time: two that number a kernel's variants at once give both one file."""
+        with one_at_a_time("save"):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
 
 def kernel(function: F) -> F:
     """Compile `function` on its first call and cache the machine code."""
@@ -138,14 +145,19 @@ def announce_compilation(kernel: str) -> bool:
     so."""
     first = not any(_folder.rglob(f"{kernel}-*.nbi"))
     if first:
-        say("compiling its kernels, once on this machine: up to a minute")
+        say_compiling()
     return first
 
 
+def say_compiling() -> None:
+    """Say on standard error why nothing else happens."""
+    say("compiling its kernels, once on this machine: up to a minute")
+
+
 @contextmanager
-def first_compilation(kernel: str) -> Iterator[bool]:
-    """`announce_compilation` by one process at a time: those that come while another compiles the same wait for it."""
-    with (_folder / f"{kernel}.turn").open("a") as turn:
-        with suppress(OSError):  # a file system without locks: every process compiles for itself
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Processes that come while another does `what` wait for it."""
+    with (_folder / f"{what}.turn").open("a") as turn:
+        with suppress(OSError):  # a file system without locks: every process for itself
             fcntl.flock(turn, fcntl.LOCK_EX)
-        yield announce_compilation(kernel)
+        yield

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.pipeline.encoder import Encoder
-from mm_autoparallel.pipeline.placement import compile_kernels
-from mm_autoparallel.pipeline.placement.bounds.step import bound_step
-from mm_autoparallel.pipeline.placement.compiling import samples
-from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
-from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import compile_v
+from mm_autoparallel.pipeline.placement.compiling import PLACEMENT
+from mm_autoparallel.pipeline.placement.orders.compiling import ORDERS
+from mm_autoparallel.pipeline.placement.orders.v_shape.compiling import V_ORDERS
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
+from mm_autoparallel.pipeline.simulate.rooms import compile_rooms
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
 from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
 from mm_autoparallel.planner.search.check import Check, check_eliminated
 from mm_autoparallel.planner.search.result import SearchResult
 from mm_autoparallel.planner.search.space import describe_strategy
-from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
-
-_ENCODER = Encoder("any", (1.0,), (1.0,), ((0,), (1,)), static_bytes=(0.0,), activation_bytes=(0.0,))
 
 
 def compile_search(schedules: Sequence[str] = (), max_vpp: int = 1) -> None:
-    """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedules, max_vpp: the
-    job's."""
-    compile_kernels()
-    if any(name and SCHEDULES[name].given_by == "placement" for name in schedules):
-        compile_orders()
-        if max_vpp >= V_CHUNKS:
-            compile_v()
-    with interrupted_by_signals():
-        for units, _ in samples():
-            problem = units.problem
-            bound = bound_step(problem, sharpen=True)
-            bound_step(problem, sharpen=True, enough_ms=1.01 * bound.step_ms, settles=True)
-            bound_step(replace(problem, memory_limit_bytes=(0.0,) * problem.num_stages))
-            if problem.num_chunks == 1:
-                bound_step(replace(problem, encoders=(_ENCODER,)))
+    """Compile what a search runs before its clock does. schedules, max_vpp: the job's."""
+    free = any(name and SCHEDULES[name].given_by == "placement" for name in schedules)
+    compile_rooms((*(ORDERS if free else ()), *PLACEMENT, *(V_ORDERS if free and max_vpp >= V_CHUNKS else ())))
 
 
 def check_watched(
