@@ -12,7 +12,8 @@ from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unreprese
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_parameters
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import Plan
 

@@ -19,7 +19,8 @@ from mm_autoparallel.model.costs.stage import build_problem, describe_provenance
 from mm_autoparallel.model.costs.topology import stage_memory_bytes
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients, placement_reasons
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.modalities import placement_from_modalities
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem, counts_in_mode

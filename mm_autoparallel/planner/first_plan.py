@@ -6,7 +6,8 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.pipeline.placement.first import place_at_once
 from mm_autoparallel.planner.evaluate import plan_from_placement
 from mm_autoparallel.planner.plan import Plan

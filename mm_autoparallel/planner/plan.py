@@ -21,7 +21,8 @@ from mm_autoparallel.model.job.layer_layout import split_mode
 from mm_autoparallel.model.job.overlaps import OVERLAPS, Overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
-from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
 from mm_autoparallel.planner.plan_layout import layout_document, parse_layout_section

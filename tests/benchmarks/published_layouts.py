@@ -36,7 +36,8 @@ from mm_autoparallel.measurements.table import Row as TableRow
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.placement import place
 from mm_autoparallel.planner.search.planner import examine, search

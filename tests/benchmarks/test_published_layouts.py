@@ -10,7 +10,8 @@ from published_layouts import HEADER, best_of_kind, gain, judge, step_of, table_
 
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 
 PLANNED = [row for row in ROWS if row.job is not None]

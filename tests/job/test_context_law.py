@@ -13,7 +13,8 @@ from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import repeats_groups
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.search.space import list_entries

@@ -18,7 +18,8 @@ from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.hashing import hash_job
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.operators.ends import list_operators
 from mm_autoparallel.model.operators.operators import Share
 from mm_autoparallel.model.readers.foreign import Section

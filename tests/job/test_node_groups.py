@@ -10,7 +10,8 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 
 MODEL = {

@@ -13,7 +13,8 @@ from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.domains import count_joined
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, precision_reason, transposes
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.profiles.calibration import assume_calibration
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.megatron_precision import read_megatron_precision

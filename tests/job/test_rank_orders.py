@@ -17,7 +17,8 @@ from mm_autoparallel.model.job.job import SearchSpace
 from mm_autoparallel.model.job.layers import Experts, Layers
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.job.ranks import GroupName, Ranks, group_ranks
-from mm_autoparallel.model.job.strategy import RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import RANK_ORDERS, Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.profiles.collectives import find_level
 

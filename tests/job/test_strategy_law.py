@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.layers import Experts
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_file import read_model
 

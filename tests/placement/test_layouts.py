@@ -15,7 +15,7 @@ from generate import LAYOUTS, problem
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.layer_layout import LayerLayout, parse_layout
-from mm_autoparallel.model.job.strategy import unlawful_reason
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
 from mm_autoparallel.pipeline.certify.verify import verify

@@ -12,7 +12,8 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.hooks.applied import apply
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.schedules.action import format_action
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders

@@ -13,7 +13,8 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.explain.nearest import nearest_strategy
 from mm_autoparallel.planner.explain.why_not import parse_wish

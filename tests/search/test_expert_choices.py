@@ -12,7 +12,8 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import parallel_config
 from mm_autoparallel.planner.search.planner import search

@@ -19,7 +19,8 @@ from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.resharding import cross_to_first_stage
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement

@@ -8,7 +8,8 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.layers import Experts
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.planner.search.space import describe_strategy, divisors, list_space, strategy_key
 
 

@@ -18,7 +18,8 @@ from mm_autoparallel.integrations.tinker.profiles import COLUMNS, DATA, INTER, I
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import block_costs
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.profiles.collectives import form_group
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.units import MIB

@@ -241,6 +241,8 @@ class CostModel:
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
+        if not self.table.overfull:
+            return None
         if strategy.layouts:
             return next(filter(None, map(self.overfull_reason, strategy.in_each_layout())), None)
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert

@@ -23,6 +23,7 @@ class LeastSteps:
 
     def __init__(self, job: Job | CostModel) -> None:
         self._costs = CostModel.of(job)
+        self._chains: dict[tuple[int, ...], tuple[object, float, float]] = {}  # by costs, which it keeps
 
     def least_ms(self, strategy: Strategy) -> float:
         """No placement of `build_problem(job, strategy)` is below.
@@ -34,18 +35,27 @@ class LeastSteps:
         if strategy.arrangement:
             return self._least_arranged_ms(strategy)
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
-        total_ms, largest_ms = 0.0, 0.0
-        found = [self._costs.look_up(each) for each in strategy.in_each_layout()]
-        for i, block in enumerate(self._costs.chain.blocks):
-            passes_ms = min(_sum_passes(costs[i]) for costs in (found if block.role == "layer" else found[:1]))
-            passes_ms *= self._sum_scale(block.modality, num_microbatches)
-            total_ms += block.count * passes_ms
-            largest_ms = max(largest_ms, passes_ms)
+        found = tuple(self._costs.look_up(each) for each in strategy.in_each_layout())
+        known = (*map(id, found), num_microbatches)
+        if known not in self._chains:
+            self._chains[known] = found, *self._sum_chain(found, num_microbatches)
+        _, total_ms, largest_ms = self._chains[known]
         factors = self._costs.devices_of(strategy).uneven_factors or (1.0,) * strategy.pp
         shared_ms = total_ms / sum(1.0 / factor for factor in factors)
         if _fills_and_drains(strategy) and not self._costs.job.workload.micro_batch_scale:
             shared_ms = max(shared_ms, least_path_ms(total_ms * min(factors), strategy.pp, num_microbatches))
         return max(shared_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
+
+    def _sum_chain(self, found: Sequence[Sequence[BlockCost]], num_microbatches: int) -> tuple[float, float]:
+        """What all passes of all blocks take, and those of the largest of them, a layer in the fastest of its layouts.
+        found: costs of the blocks in each."""
+        total_ms, largest_ms = 0.0, 0.0
+        for i, block in enumerate(self._costs.chain.blocks):
+            passes_ms = min(_sum_passes(costs[i]) for costs in (found if block.role == "layer" else found[:1]))
+            passes_ms *= self._sum_scale(block.modality, num_microbatches)
+            total_ms += block.count * passes_ms
+            largest_ms = max(largest_ms, passes_ms)
+        return total_ms, largest_ms
 
     def _least_arranged_ms(self, strategy: Strategy) -> float:
         """The same of modules. On ranks of its own each has its stages to share its passes out among; on shared ones,

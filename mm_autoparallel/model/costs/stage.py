@@ -38,7 +38,8 @@ from mm_autoparallel.model.costs.sources import (
 from mm_autoparallel.model.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.model.costs.uneven import at_longest, longest_factor, uneven_factor
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once

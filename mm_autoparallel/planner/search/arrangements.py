@@ -27,7 +27,8 @@ from mm_autoparallel.model.job.arrangement_law import (
 )
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy_law import Laws
 
 MOST_PHASE_SAMPLES = 32
 """An encoder in phases takes so many samples at once at most: more fill a device and save no time. Assumed."""
@@ -41,6 +42,9 @@ class Sizes(NamedTuple):
     cp: int
     dp: int
     mbs: int
+
+
+Choose = Callable[[Sizes, Callable[[str], bool]], Iterator["Strategy"]]
 
 
 Shape = tuple[int, int, int]
@@ -121,13 +125,13 @@ def list_boughs(
     job: Job,
     num_devices: int,
     sizes: Callable[[int, Callable[[Sizes], bool]], Iterator[Sizes]],
-    choose: Callable[[Sizes], Iterator[Strategy]],
+    choose: Choose,
     divisors: Callable[[int], tuple[int, ...]],
 ) -> Iterator[Bough]:
     """Those on `num_devices`, of the kinds that search.layouts names; where it names both, of both in one too.
 
     sizes: those within the limits on so many devices, without those that break a law at any MBS. choose: the strategies
-    of such sizes.
+    of such sizes, under schedules that are meant.
     """
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
@@ -194,18 +198,20 @@ def _has_planned(job: Job) -> bool:
     return not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
 
 
-def _lawful(
-    job: Job, alone: Model, found: list[Sizes], choose: Callable[[Sizes], Iterator[Strategy]]
-) -> Iterator[Strategy]:
+def _lawful(job: Job, alone: Model, found: list[Sizes], choose: Choose) -> Iterator[Strategy]:
     """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
     search names none of these, with those that it names, so that the law is told."""
-    seen, has_planned = set(), _has_planned(job)
+    seen, has_planned, laws = set(), _has_planned(job), Laws(alone, job.cluster, job.workload)
+
+    def is_meant(schedule: str) -> bool:
+        return not has_planned or schedule in ("", *PLANNED_SCHEDULES)
+
     for sizes in found:
-        for one in choose(sizes):
+        for one in choose(sizes, is_meant):
             decoder = one if job.search.schedule else replace(one, schedule="")
-            if decoder not in seen and (decoder.schedule in PLANNED_SCHEDULES or not has_planned):
+            if decoder not in seen:
                 seen.add(decoder)
-                if not unlawful_reason(alone, job.cluster, job.workload, decoder):
+                if not laws.unlawful_reason(decoder):
                     yield decoder
 
 

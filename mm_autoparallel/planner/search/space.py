@@ -21,7 +21,8 @@ from mm_autoparallel.model.job.overlaps import Overlaps, list_overlaps
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.step_end import step_end_reason
-from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy
+from mm_autoparallel.model.job.strategy_law import Laws
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
 from mm_autoparallel.planner.search.arrangements import Bough, Shape, Sizes, list_boughs
@@ -89,9 +90,14 @@ def describe_strategy(strategy: Strategy) -> str:
     return " ".join(words)
 
 
-def judge(job: Job, strategy: Strategy) -> SpaceEntry:
-    """The strategy with the rule of `job` that it breaks, if it does."""
-    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
+def laws_of(job: Job) -> Laws:
+    """What its strategies must obey."""
+    return Laws(job.model, job.cluster, job.workload)
+
+
+def judge(job: Job, strategy: Strategy, laws: Laws | None = None) -> SpaceEntry:
+    """The strategy with the rule of `job` that it breaks, if it does. laws: the job's, where many are judged."""
+    reason = (laws or laws_of(job)).unlawful_reason(strategy)
     return SpaceEntry(strategy, reason or step_end_reason(job.search.step_end, strategy))
 
 
@@ -113,12 +119,12 @@ def list_entries(
         look()
         strategies.add(strategy)
     in_order = sorted(strategies, key=lambda strategy: (strategy_key(strategy), strategy.world_size))
-    entries = []
+    entries, laws = [], laws_of(job)
     for strategy in in_order:
         look()
-        entries.append(judge(job, strategy))
+        entries.append(judge(job, strategy, laws))
     if job.search.layer_strategies:
-        entries += [judge(job, strategy) for strategy in sorted(_list_layer_wise(entries), key=strategy_key)]
+        entries += [judge(job, strategy, laws) for strategy in sorted(_list_layer_wise(entries), key=strategy_key)]
     return tuple(entries)
 
 
@@ -135,7 +141,7 @@ def list_all_boughs(job: Job, look: Callable[[], None] = lambda: None) -> tuple[
 def decoders_of(job: Job, shape: Shape) -> Iterator[Strategy]:
     """Decoders of one stage and replica, of this TP, CP and MBS, with all that may be chosen beside, lawful or not."""
     tp, cp, mbs = shape
-    return _choose_all(job, Sizes(1, tp, cp, 1, mbs))
+    return iter(dict.fromkeys(_choose_all(job, Sizes(1, tp, cp, 1, mbs))))
 
 
 def _numbers_of_devices(job: Job) -> tuple[int, ...]:
@@ -176,9 +182,10 @@ def list_space(
     """
     limits, num_devices = job.search, job.cluster.num_devices
     entries = list_entries(job, look, None if boughs is None else ())
+    laws = laws_of(job)
     for one in _list_arranged(boughs or ()):
         look()
-        if judge(job, one).reason is None:
+        if judge(job, one, laws).reason is None:
             return entries
     if boughs:
         entries = list_entries(job, look)
@@ -219,10 +226,26 @@ def _list_sizes(job: Job, num_devices: int, breaks: Callable[[Sizes], bool] = la
                     yield Sizes(pp, tp, cp, dp, mbs)
 
 
-def _choose_all(job: Job, sizes: Sizes) -> Iterator[Strategy]:
-    """All strategies of these sizes."""
-    limits = job.search
+def _choose_all(job: Job, sizes: Sizes, is_meant: Callable[[str], bool] = lambda _: True) -> Iterator[Strategy]:
+    """All strategies of these sizes, under those of the search's schedules that are meant."""
+    limits, schedules = job.search, job.schedules
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
+    pp, tp, cp, dp, mbs = sizes
+    for ep, vpp in product(limits.ep, range(1, most_chunks + 1)):
+        plain = Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, schedule=ONE_STAGE)
+        chosen = [vars(strategy) for strategy in dict.fromkeys(_choose_beside(job, plain))]
+        # in one stage no order is faster than this one, or keeps less
+        one_stage = pp == 1 and ONE_STAGE in schedules
+        for schedule in (ONE_STAGE,) if one_stage else schedules:
+            if is_meant(schedule):
+                of_order = {"schedule": schedule, "orders": job.orders if schedule == GIVEN else ()}
+                for fields in chosen:
+                    yield Strategy(**{**fields, **of_order})
+
+
+def _choose_beside(job: Job, plain: Strategy) -> Iterator[Strategy]:
+    """All that may be chosen beside a strategy's sizes, whatever its schedule."""
+    limits, facts = job.search, job.workload.known_facts
     no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
     not_fused: tuple[FusedProducts, ...] = ("",)
     of_stacks = tuple(
@@ -234,17 +257,10 @@ def _choose_all(job: Job, sizes: Sizes) -> Iterator[Strategy]:
             list_overlaps(limits),
         )
     )
-    every_choice, facts, schedules = _Choices.every(limits), job.workload.known_facts, job.schedules
-    pp, tp, cp, dp, mbs = sizes
-    for ep, vpp, name in product(limits.ep, range(1, most_chunks + 1), schedules):
-        # in one stage no order is faster than this one, or keeps less
-        schedule = ONE_STAGE if pp == 1 and ONE_STAGE in schedules else name
-        orders = job.orders if schedule == GIVEN else ()
-        sized = Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, schedule=schedule, orders=orders)
-        for choices in every_choice:
-            chosen = _choose(job, sized, choices)
-            for of_stack in of_stacks:
-                yield _choose_of_stack(job, chosen, facts, *of_stack)
+    for choices in _Choices.every(limits):
+        chosen = _choose(job, plain, choices)
+        for of_stack in of_stacks:
+            yield _choose_of_stack(job, chosen, facts, *of_stack)
 
 
 class _Choices(NamedTuple):

@@ -52,7 +52,8 @@ def test_a_job_is_traced_in_a_process_of_its_own_and_planned_without_torch(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mm_autoparallel.model.costs.cost_model import CostModel
-    from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.model.job.strategy_law import unlawful_reason
 
     assert job.model.num_layers == 4
     assert job.workload.implementation == "transformers"

@@ -14,7 +14,7 @@ from mm_autoparallel.integrations.mindformers.model_job import strategy_of
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.integrations.mindformers.profile_table import Candidate
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import unlawful_reason
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.planner.search.space import divisors
 
 MAX_CHUNKS = 4

@@ -24,7 +24,7 @@ from mm_autoparallel.integrations.mindformers.search.lowest_memory import (
 )
 from mm_autoparallel.integrations.mindformers.search.sized_memory import figures_of
 from mm_autoparallel.model.costs.stage import build_problem
-from mm_autoparallel.model.job.strategy import unlawful_reason
+from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.loads import overfull_stages
 from mm_autoparallel.planner.search.space import divisors
