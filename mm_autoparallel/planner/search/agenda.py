@@ -6,13 +6,15 @@ waits until that one is settled, and then has its bound. A named order of one ch
 those that are tried where the order is to be found, at the same costs: it waits for that strategy, until a turn of that
 one ended without proof. Then it has a turn itself, for what is found of it is what the next turn begins with. So is a
 named one of two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does
-not wait at all.
+not wait at all. While bounds alone are looked for and no
+fair plan is known, the search dives now and then: what promises most of all that have a first bound is placed.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -31,12 +33,15 @@ from mm_autoparallel.planner.search.arrangements import Bough
 from mm_autoparallel.planner.search.branches import Branches
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.level import Level
-from mm_autoparallel.planner.search.pipeline import Pipeline, Rank
+from mm_autoparallel.planner.search.pipeline import PROBE_FACTOR, Pipeline, Rank
 from mm_autoparallel.planner.search.scouting import can_scout, choose_first, list_kin
 from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
 LESS = 0.999
+#: Bounds are looked for so long at most before a pipeline is placed, and that is chosen among so many of those that are
+#: bounded in part: a better plan closes many at once (assumed).
+DIVE_S, NUM_DIVES = 5.0, 32
 
 
 class Agenda:
@@ -61,6 +66,8 @@ class Agenda:
         self.caution, self.was_rough = Caution(costs.job), False
         self._heap: list[Rank] = []
         self._set_aside: list[tuple[float, Pipeline]] = []
+        self._begun: list[Pipeline] = []
+        self._kin: dict[int, Pipeline] = {}
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
@@ -103,16 +110,24 @@ class Agenda:
         ProfileError where a cost is missing.
         """
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
+        dive_at_s = math.inf if self._has_fair_plan() else time.monotonic() + DIVE_S
+        dived: Pipeline | None = None
         while not should_stop():
-            if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
-                for strategy in self.branches.advance(cutoff_ms, should_stop):
-                    self.admit(judge(self._costs.job, strategy), should_stop)
-                continue
-            if not self._heap and not self._take_up_again(cutoff_ms):
-                return None
-            if not self._has_favourites and self.pipelines[self._heap[0][-1]].has_chunks:
-                self._favour()
-            pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
+            if dived is None and time.monotonic() > dive_at_s:
+                dived, dive_at_s = self._dive(keep * cutoff_ms), time.monotonic() + DIVE_S
+            if dived is not None and self._take_out(dived):
+                pipeline = dived
+            else:
+                dived = None
+                if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
+                    for strategy in self.branches.advance(cutoff_ms, should_stop):
+                        self.admit(judge(self._costs.job, strategy), should_stop)
+                    continue
+                if not self._heap and not self._take_up_again(cutoff_ms):
+                    return None
+                if not self._has_favourites and self.pipelines[self._heap[0][-1]].has_chunks:
+                    self._favour()
+                pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
             self._find_betters(pipeline)
             pipeline.learn_from_betters()
             if any(_is_over(better, cutoff_ms, keep) for better in pipeline.betters):
@@ -156,9 +171,37 @@ class Agenda:
                 self._build(pipeline)
             else:
                 pipeline.refine(cutoff_ms, should_stop)
+                self._begun += [pipeline] if pipeline not in self._begun else []
             if pipeline.twin is None:
                 self.push(pipeline)
         return None
+
+    def _has_fair_plan(self) -> bool:
+        """Whether a plan is known that is not far too full."""
+        best = min((p for p in self.pipelines if p.placement is not None), key=lambda p: p.rank_ms, default=None)
+        return best is not None and best.rank_ms <= PROBE_FACTOR * best.step_ms
+
+    def _dive(self, worth_ms: float) -> Pipeline | None:
+        """Of those that have a bound and wait for more, the one that promises most by plans that are met at once, its
+        own or of a named order that waits for it; None where nothing was met."""
+        self._begun = [p for p in self._begun if p.twin is None and not p.infeasible and p.bound_ms < worth_ms]
+        new = sorted((p for p in self._begun if p.number not in self._kin), key=lambda pipeline: pipeline.bound_ms)
+        kin = {p.number: next(filter(can_scout, (p, *p.waiting)), p) for p in new[:NUM_DIVES]}
+        self._scout(self._built(kin.values()))
+        self._kin |= kin
+        promised = {p: min(p.fastest_ms, self._kin[p.number].fastest_ms) for p in self._begun if p.number in self._kin}
+        waiting = {rank[-1] for rank in self._heap}  # others are being placed
+        met = [p for p, step_ms in promised.items() if math.isfinite(step_ms) and p.number in waiting]
+        return min(met, key=lambda p: (p.rank[0], promised[p]), default=None)
+
+    def _take_out(self, pipeline: Pipeline) -> bool:
+        """Out of the heap, before its turn; whether it was there."""
+        at = next((at for at, rank in enumerate(self._heap) if rank[-1] == pipeline.number), None)
+        if at is not None:
+            self._heap[at] = self._heap[-1]
+            self._heap.pop()
+            heapq.heapify(self._heap)
+        return at is not None
 
     def _favour(self) -> None:
         """Once the turn of several chunks has come: scout them, those of the sizes that are best with one chunk first,
@@ -238,10 +281,11 @@ class Agenda:
         self.release(pipeline)
 
     def release(self, pipeline: Pipeline) -> None:
-        """Put those that wait for it back into the heap."""
+        """Put those that wait for it back into the heap, but for what was found to be another's twin meanwhile."""
         for waiting in pipeline.waiting:
             waiting.is_waiting = False
-            self.push(waiting)
+            if waiting.twin is None:
+                self.push(waiting)
         pipeline.waiting.clear()
 
 

@@ -1,0 +1,67 @@
+"""Where bounds take long and no plan is known, what promises most is placed before them; no answer hangs on that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.planner.search import agenda as of_agenda
+from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.scouting import meet_at_once
+from mm_autoparallel.planner.search.space import list_space
+
+AT_ONCE_S = -1.0
+
+
+@pytest.fixture
+def job(make_job):
+    limits = {"schedule": ["all"], "pp": [1, 2, 4]}
+    return make_job(memory_bytes=30e9, num_layers=8, workload={"global_batch_size": 16}, **limits)
+
+
+def _first_open(job) -> tuple[Agenda, Pipeline, list[Pipeline]]:
+    """The first pipeline to be placed, and what was met before."""
+    met: list[Pipeline] = []
+
+    def scout(pipelines: Iterator[Pipeline]) -> None:
+        for pipeline in pipelines:
+            meet_at_once(pipeline)
+            met.append(pipeline)
+
+    agenda = Agenda(CostModel(job), scout=scout)
+    for entry in list_space(job):
+        agenda.admit(entry, lambda: False)
+    first = agenda.next_open(np.inf, 0.0, 0.0, lambda: False)
+    assert first is not None
+    return agenda, first, met
+
+
+def test_what_promises_most_is_placed_before_all_are_bounded(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    agenda, first, met = _first_open(job)
+    assert not met
+    unbounded = [p for p in agenda.pipelines if p.twin is None and not p.is_waiting and p.num_refinements == 0]
+    assert all(p.bound_ms >= first.bound_ms for p in unbounded)
+    monkeypatch.setattr(of_agenda, "DIVE_S", AT_ONCE_S)
+    _, dived, met = _first_open(job)
+    planned = [p for p in met if p.placement is not None]
+    assert planned
+    sizes = {(p.strategies[0].pp, p.strategies[0].tp, p.strategies[0].cp, p.strategies[0].mbs): p for p in planned}
+    strategy = dived.strategies[0]
+    kin = sizes[strategy.pp, strategy.tp, strategy.cp, strategy.mbs]
+    assert kin.fastest_ms == min(p.fastest_ms for p in planned)
+
+
+def test_no_answer_hangs_on_it(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = search(job, num_workers=1)
+    monkeypatch.setattr(of_agenda, "DIVE_S", AT_ONCE_S)
+    dived = search(job, num_workers=1)
+    assert dived.objective.rank_ms == pytest.approx(plain.objective.rank_ms, rel=1e-3)
+    assert dived.proven == plain.proven
+    strategies = [candidate.strategy for candidate in dived.candidates]
+    assert len(set(strategies)) == len(strategies)
+    assert set(strategies) == {candidate.strategy for candidate in plain.candidates}
