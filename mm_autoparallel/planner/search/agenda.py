@@ -6,8 +6,8 @@ waits until that one is settled, and then has its bound. A named order of one ch
 those that are tried where the order is to be found, at the same costs: it waits for that strategy, until a turn of that
 one ended without proof. Then it has a turn itself, for what is found of it is what the next turn begins with. So is a
 named one of two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does
-not wait at all. While bounds alone are looked for and no
-fair plan is known, the search dives now and then: what promises most of all that have a first bound is placed.
+not wait at all. Where bounds take long, the search dives now and then: of all that have a first bound, what promises
+most is placed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from mm_autoparallel.planner.search.space import SpaceEntry, judge
 
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
 LESS = 0.999
-#: Bounds are looked for so long at most before a pipeline is placed, and that is chosen among so many of those that are
-#: bounded in part: a better plan closes many at once (assumed).
-DIVE_S, NUM_DIVES = 5.0, 32
+#: Bounds are looked for so long at most before a pipeline is placed, without and with a fair plan: a better one closes
+#: many. So many of those that are bounded in part are looked at for it at once (assumed).
+DIVE_S, PATIENCE_S, NUM_DIVES = 5.0, 15.0, 32
 
 
 class Agenda:
@@ -110,11 +110,12 @@ class Agenda:
         ProfileError where a cost is missing.
         """
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        dive_at_s = math.inf if self._has_fair_plan() else time.monotonic() + DIVE_S
+        patience_s = PATIENCE_S if self._has_fair_plan() else DIVE_S
+        dive_at_s = time.monotonic() + patience_s
         dived: Pipeline | None = None
         while not should_stop():
             if dived is None and time.monotonic() > dive_at_s:
-                dived, dive_at_s = self._dive(keep * cutoff_ms), time.monotonic() + DIVE_S
+                dived, dive_at_s = self._dive(keep * cutoff_ms), time.monotonic() + patience_s
             if dived is not None and self._take_out(dived):
                 pipeline = dived
             else:

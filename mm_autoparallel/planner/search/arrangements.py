@@ -44,7 +44,8 @@ class Sizes(NamedTuple):
     mbs: int
 
 
-Choose = Callable[[Sizes, Callable[[str], bool]], Iterator["Strategy"]]
+Choose = Callable[[Sizes, Callable[[str], bool]], Iterator[Strategy]]
+"""The strategies of such sizes, under those of the search's schedules that are meant."""
 
 
 Shape = tuple[int, int, int]
