@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job, SearchSpace
@@ -15,6 +16,10 @@ from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.scouting import meet_at_once
+from mm_autoparallel.planner.search.space import list_space
 
 MakeJob = Callable[..., Job]
 
@@ -108,3 +113,23 @@ def hard_problem() -> Problem:
         p2p_ms=(0.01,) * 23,
         p2p_ms_per_byte=(0.0,) * 23,
     )
+
+
+@pytest.fixture
+def agenda_and_met() -> Callable[[Job], tuple[Agenda, list[Pipeline]]]:
+    """Of a job: an agenda with all its strategies, and those whose plans it meets at once, in their order."""
+
+    def make(job: Job) -> tuple[Agenda, list[Pipeline]]:
+        met: list[Pipeline] = []
+
+        def scout(pipelines: Iterator[Pipeline]) -> None:
+            for pipeline in pipelines:
+                meet_at_once(pipeline)
+                met.append(pipeline)
+
+        agenda = Agenda(CostModel(job), scout=scout)
+        for entry in list_space(job):
+            agenda.admit(entry, lambda: False)
+        return agenda, met
+
+    return make

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.planner.search import agenda as of_agenda
-from mm_autoparallel.planner.search.agenda import Agenda
-from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.planner import search
-from mm_autoparallel.planner.search.scouting import meet_at_once
-from mm_autoparallel.planner.search.space import list_space
 
 AT_ONCE_S = -1.0
 
@@ -24,30 +17,17 @@ def job(make_job):
     return make_job(memory_bytes=30e9, num_layers=8, workload={"global_batch_size": 16}, **limits)
 
 
-def _first_open(job) -> tuple[Agenda, Pipeline, list[Pipeline]]:
-    """The first pipeline to be placed, and what was met before."""
-    met: list[Pipeline] = []
-
-    def scout(pipelines: Iterator[Pipeline]) -> None:
-        for pipeline in pipelines:
-            meet_at_once(pipeline)
-            met.append(pipeline)
-
-    agenda = Agenda(CostModel(job), scout=scout)
-    for entry in list_space(job):
-        agenda.admit(entry, lambda: False)
+def test_what_promises_most_is_placed_before_all_are_bounded(
+    job, agenda_and_met, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agenda, met = agenda_and_met(job)
     first = agenda.next_open(np.inf, 0.0, 0.0, lambda: False)
-    assert first is not None
-    return agenda, first, met
-
-
-def test_what_promises_most_is_placed_before_all_are_bounded(job, monkeypatch: pytest.MonkeyPatch) -> None:
-    agenda, first, met = _first_open(job)
     assert not met
     unbounded = [p for p in agenda.pipelines if p.twin is None and not p.is_waiting and p.num_refinements == 0]
     assert all(p.bound_ms >= first.bound_ms for p in unbounded)
     monkeypatch.setattr(of_agenda, "DIVE_S", AT_ONCE_S)
-    _, dived, met = _first_open(job)
+    agenda, met = agenda_and_met(job)
+    dived = agenda.next_open(np.inf, 0.0, 0.0, lambda: False)
     planned = [p for p in met if p.placement is not None]
     assert planned
     sizes = {(p.strategies[0].pp, p.strategies[0].tp, p.strategies[0].cp, p.strategies[0].mbs): p for p in planned}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from mm_autoparallel.pipeline.solve.task import Task, solve
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.planner import search
-from mm_autoparallel.planner.search.scouting import NUM_FIRST, meet_at_once
+from mm_autoparallel.planner.search.scouting import NUM_FIRST
 from mm_autoparallel.planner.search.space import list_space
 
 
@@ -23,11 +22,9 @@ def job(make_job):
     return make_job(memory_bytes=40e9, num_layers=8, max_vpp=2, pp=[2, 4], workload={"global_batch_size": 16})
 
 
-def _to_the_first_of_several_chunks(agenda: Agenda, job) -> tuple[Pipeline, float]:
+def _to_the_first_of_several_chunks(agenda: Agenda) -> tuple[Pipeline, float]:
     """Place those of one chunk; the first of several, and the best step until then."""
     best_ms = np.inf
-    for entry in list_space(job):
-        agenda.admit(entry, lambda: False)
     while (pipeline := agenda.next_open(best_ms, 0.0, 0.0, lambda: False)) is not None and not pipeline.has_chunks:
         problem = pipeline.level.problem or pipeline.problem
         assert problem is not None
@@ -41,7 +38,9 @@ def _to_the_first_of_several_chunks(agenda: Agenda, job) -> tuple[Pipeline, floa
 def test_the_sizes_that_are_best_with_one_chunk_come_first(job) -> None:
     best_of_one = search(replace(job, search=job.search.model_copy(update={"max_vpp": 1}))).plan.strategy
     agenda = Agenda(CostModel(job))
-    pipeline, best_ms = _to_the_first_of_several_chunks(agenda, job)
+    for entry in list_space(job):
+        agenda.admit(entry, lambda: False)
+    pipeline, best_ms = _to_the_first_of_several_chunks(agenda)
     strategy = pipeline.strategies[0]
     others = [p for p in agenda.pipelines if p.has_chunks and p is not pipeline and p.bound_ms < best_ms]
     assert pipeline.is_favoured
@@ -49,16 +48,9 @@ def test_the_sizes_that_are_best_with_one_chunk_come_first(job) -> None:
     assert len({replace(p.strategies[0], vpp=1) for p in others}) > 1
 
 
-def test_what_is_met_at_once_says_which_come_first(job) -> None:
-    met: list[Pipeline] = []
-
-    def scout(pipelines: Iterator[Pipeline]) -> None:
-        for pipeline in pipelines:
-            meet_at_once(pipeline)
-            met.append(pipeline)
-
-    agenda = Agenda(CostModel(job), scout=scout)
-    first, _ = _to_the_first_of_several_chunks(agenda, job)
+def test_what_is_met_at_once_says_which_come_first(job, agenda_and_met) -> None:
+    agenda, met = agenda_and_met(job)
+    first, _ = _to_the_first_of_several_chunks(agenda)
     favoured = [p for p in met if p.is_favoured]
     others = [p for p in met if p.placement is not None and not p.is_favoured]
     assert first in favoured
