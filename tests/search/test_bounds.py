@@ -13,6 +13,7 @@ from random_modes import random_modes_problem
 from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.placement.bounds.overflow import least_overflow_bytes
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.paths.average_path import average_path
@@ -112,6 +113,32 @@ def parted_problem(seed: int) -> Problem:
     overlap_fraction = rng.choice([0.0, 0.5, 1.0]) if rule.pairs else 0.0
     of_order = {"num_microbatches": num_microbatches, "pair_overlap_fraction": overlap_fraction}
     return replace(problem, schedule=rule.name, chain=tuple(chain), **of_order)
+
+
+@pytest.mark.parametrize(
+    ("first", "number"), [(0, 90), *(pytest.param(n, 1_000, marks=pytest.mark.nightly) for n in (1_000, 4_000))]
+)
+def test_what_sums_say_is_over_is_over_in_every_placement(first: int, number: int) -> None:
+    """Whatever the modes, chunks, hosts and orders: no placement exceeds its memory by less."""
+    num_over, tightness = 0, []
+    for seed in range(first, first + number):
+        problem = (varied_problem, random_modes_problem, parted_problem)[seed % 3](seed)
+        tight = with_more_memory(problem, -0.7 * min(problem.memory_limit_bytes))
+        try:
+            placements = list_placements(tight, 2_000)
+        except JobError:  # too few micro-batches for its schedule
+            continue
+        if not placements:
+            continue
+        limits = np.array(tight.memory_limit_bytes)
+        over = min(np.max(simulate(tight, one).peak_memory_bytes - limits) for one in placements)
+        least = least_overflow_bytes(tight)
+        assert least <= max(over, 0.0) + 1e-6 * np.max(limits), f"seed {seed}"
+        num_over += over > 0.0
+        if over > 0.0:
+            tightness.append(least / over)
+    assert num_over > number / 4
+    assert np.mean(tightness) > 0.3  # small stages hold few blocks, which sums share out in fractions
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain import modules
 from mm_autoparallel.planner.explain.causes import divide_step
 from mm_autoparallel.planner.explain.modules import Wish
-from mm_autoparallel.planner.search.arrangements import Bough, Branch
+from mm_autoparallel.planner.search.arrangements import Bough, Branch, Sizes
 from mm_autoparallel.planner.search.candidate import Status
 from mm_autoparallel.planner.search.planner import examine
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_entries
@@ -212,15 +212,15 @@ def _narrow(bough: Bough, wish: Wish, with_one: bool) -> Bough:
     """What a bough has of several modules that matches. with_one: of all encoders as one module too."""
     of_decoder = {name: value for name, value in wish.items() if name not in ("layout", "pp") and "." not in name}
 
-    def list_branches() -> Iterator[Branch]:
-        for branch in bough.branches():
+    def list_branches(sizes: Sequence[Sizes]) -> Iterator[Branch]:
+        for branch in bough.list_branches(sizes):
             if _is_meant(branch.decoder, of_decoder):
                 several = partial(modules.narrow_options, branch, wish)
                 is_meant = partial(_is_meant, wish=wish)
                 together = branch.together if with_one else lambda: iter(())
                 yield replace(branch, together=together, several=several, is_meant=is_meant)
 
-    return replace(bough, branches=list_branches)
+    return replace(bough, list_branches=list_branches)
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:

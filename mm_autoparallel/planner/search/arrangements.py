@@ -10,7 +10,7 @@ by itself is unlawful, no encoder is tried beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations, permutations, product
@@ -34,6 +34,10 @@ MOST_PHASE_SAMPLES = 32
 """An encoder in phases takes so many samples at once at most: more fill a device and save no time. Assumed."""
 
 
+Shape = tuple[int, int, int]
+"""TP, CP and MBS of a decoder."""
+
+
 class Sizes(NamedTuple):
     """Of a strategy on pp x tp x cp x dp devices, before anything is chosen beside them."""
 
@@ -43,13 +47,14 @@ class Sizes(NamedTuple):
     dp: int
     mbs: int
 
+    @property
+    def shape(self) -> Shape:
+        """As much of them as the times of one block hang on."""
+        return self.tp, self.cp, self.mbs
+
 
 Choose = Callable[[Sizes, Callable[[str], bool]], Iterator[Strategy]]
 """The strategies of such sizes, under those of the search's schedules that are meant."""
-
-
-Shape = tuple[int, int, int]
-"""TP, CP and MBS of a decoder: as much of its sizes as the times of one block hang on."""
 
 
 Options = tuple[tuple[Arrangement, ...], ...]
@@ -92,14 +97,28 @@ class Branch:
 @dataclass(frozen=True, eq=False)
 class Bough:
     """All branches of one kind whose decoders have as many devices. apart, num_apart: as of its branches.
-    shapes: what its decoders may be of."""
+    sizes: those of its decoders. list_branches: those of decoders of some of them."""
 
     kind: str
     num_devices: int
     apart: tuple[str, ...]
     num_apart: int
-    shapes: tuple[Shape, ...]
-    branches: Callable[[], Iterator[Branch]]
+    sizes: tuple[Sizes, ...]
+    list_branches: Callable[[Sequence[Sizes]], Iterator[Branch]]
+
+    def branches(self) -> Iterator[Branch]:
+        """All of them."""
+        return self.list_branches(self.sizes)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """What its decoders may be of."""
+        return tuple(dict.fromkeys(each.shape for each in self.sizes))
+
+    def by_shape(self) -> Iterator[Bough]:
+        """A bough for each shape."""
+        for shape in self.shapes:
+            yield replace(self, sizes=tuple(each for each in self.sizes if each.shape == shape))
 
 
 def combine(decoder: Strategy, options: Options) -> Iterator[Strategy]:
@@ -142,7 +161,7 @@ def list_boughs(
     alone = job.model.model_copy(update={"encoders": ()})
     breaks, names = _outlaw(job, alone), tuple(encoder.name for encoder in job.model.encoders)
 
-    def list_branches(kind: str, apart: tuple[str, ...], found: list[Sizes], num_apart: int) -> Iterator[Branch]:
+    def list_branches(kind: str, apart: tuple[str, ...], num_apart: int, found: Sequence[Sizes]) -> Iterator[Branch]:
         for decoder in _lawful(job, alone, found, choose):
             together: Callable[[], Iterator[Strategy]] = partial(_colocated, job, decoder, divisors)
             if apart:
@@ -164,11 +183,9 @@ def list_boughs(
         found = [each for each in sizes(number, breaks) if not breaks(each)]
         if len(names) == 1 and number < num_devices:
             found = [each for each in found if _fits_apart(job, each, num_devices - number, divisors)]
-        shapes = tuple(dict.fromkeys((each.tp, each.cp, each.mbs) for each in found))
-        for kind, apart in kinds_there if shapes else ():
+        for kind, apart in kinds_there if found else ():
             num_apart = num_devices - number
-            branches = partial(list_branches, kind, apart, found, num_apart)
-            yield Bough(kind, number, apart, num_apart, shapes, branches)
+            yield Bough(kind, number, apart, num_apart, tuple(found), partial(list_branches, kind, apart, num_apart))
 
 
 def _fits_apart(job: Job, decoder: Sizes, number: int, divisors: Callable[[int], tuple[int, ...]]) -> bool:
@@ -199,7 +216,7 @@ def _has_planned(job: Job) -> bool:
     return not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
 
 
-def _lawful(job: Job, alone: Model, found: list[Sizes], choose: Choose) -> Iterator[Strategy]:
+def _lawful(job: Job, alone: Model, found: Sequence[Sizes], choose: Choose) -> Iterator[Strategy]:
     """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
     search names none of these, with those that it names, so that the law is told."""
     seen, has_planned, laws = set(), _has_planned(job), Laws(alone, job.cluster, job.workload)

@@ -2,8 +2,9 @@
 
 A decoder goes with hundreds of encoders, and most decoders are too slow or too large by themselves; of a large cluster
 most numbers of devices are, whatever decoder they run. So a bough, all branches on so many devices, is bounded by the
-costs of blocks alone, as shares of its devices' time, and listed where that leaves it below the best step known. A
-branch is bounded by its decoder: by blocks, then by paths and memory; and then its strategies join the search.
+costs of blocks alone, as shares of its devices' time, and where that leaves it below the best step known, it is parted
+into boughs of one shape, and these are listed likewise. A branch is bounded by its decoder: by blocks, then by paths
+and memory; and then its strategies join the search.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_decoder
 from mm_autoparallel.model.job.arrangement_law import arrangement_reasons, beside_reasons
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.bounds.bound import overfull
+from mm_autoparallel.pipeline.placement.bounds.overflow import least_overflow_bytes
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.planner.search.arrangements import Bough, Branch, Shape
 from mm_autoparallel.planner.search.candidate import Bounded, Candidate
@@ -49,8 +52,11 @@ class _Open:
     @property
     def name(self) -> str:
         """`all colocated layouts beside this decoder`."""
-        what = f"{self.part.num_devices} devices of a" if isinstance(self.part, Bough) else "this"
-        return f"all {self.part.kind} layouts beside {what} decoder"
+        if not isinstance(self.part, Bough):
+            return f"all {self.part.kind} layouts beside this decoder"
+        (tp, cp, mbs), *others = self.part.shapes
+        shape = "" if others else f" of TP {tp} CP {cp} MBS {mbs}"
+        return f"all {self.part.kind} layouts beside {self.part.num_devices} devices of a decoder{shape}"
 
 
 class _Shares:
@@ -100,8 +106,11 @@ class Branches:
         self._heap: list[tuple[float, int]] = []
         self._num_listed = 0
         for bough in boughs:
-            shares = map(self._shares.of_shape_ms, bough.shapes)
-            self._push(_Open(bough, min(self._bound_ms(bough, each) for each in shares)))
+            self._push_bough(bough)
+
+    def _push_bough(self, bough: Bough) -> None:
+        shares = map(self._shares.of_shape_ms, bough.shapes)
+        self._push(_Open(bough, min(self._bound_ms(bough, each) for each in shares)))
 
     def _push(self, one: _Open) -> None:
         heapq.heappush(self._heap, (one.bound_ms, len(self._open)))
@@ -133,14 +142,18 @@ class Branches:
         return NAMING_S * self.num_unlisted
 
     def advance(self, enough_ms: float, should_stop: Callable[[], bool]) -> Iterator[Strategy]:
-        """List the bough of the least bound, or bound such a branch better, or list its strategies. enough_ms: bounds
-        above that are not looked for."""
+        """Part the bough of the least bound by shapes, or list its branches where it has one, or bound such a branch
+        better, or list its strategies. enough_ms: bounds above that are not looked for."""
         _, number = heapq.heappop(self._heap)
         one = self._open[number]
         if isinstance(one.part, Bough):
             self._list(one)
-            for branch in one.part.branches():
-                self._push(_Open(branch, max(one.bound_ms, self._bound_branch(branch))))
+            if len(one.part.shapes) > 1:
+                for bough in one.part.by_shape():
+                    self._push_bough(bough)
+            else:
+                for branch in one.part.branches():
+                    self._push(_Open(branch, max(one.bound_ms, self._bound_branch(branch))))
             return
         first = None if one.is_bounded else self._first_of(one)
         if first is None:
@@ -152,7 +165,12 @@ class Branches:
             return
         one.is_bounded = True
         if not self._costs.overfull_reason(first.of_decoder()):
-            bound = bound_step(build_decoder(self._costs, first), should_stop=should_stop, enough_ms=enough_ms)
+            problem = build_decoder(self._costs, first)
+            over_bytes = least_overflow_bytes(problem)
+            if over_bytes > 0.0:
+                bound = overfull(problem, over_bytes, None, False)
+            else:
+                bound = bound_step(problem, should_stop=should_stop, enough_ms=enough_ms)
             one.reason, one.overflow_bytes = bound.reason, bound.overflow_bytes
             one.bound_ms = max(one.bound_ms, bound.step_ms)
         if not one.reason:
