@@ -7,8 +7,9 @@ split rows alone are listed, for they can do what whole ones do. Bounds use rela
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations_with_replacement
 from math import comb
 
@@ -31,7 +32,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     WEIGHT_MS,
     Figures,
 )
-from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, list_intervals
+from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, count_pairs, list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
 from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import list_host_links
@@ -45,6 +46,10 @@ Index = NDArray[np.int32]
 #: Ways to run the layers of one stretch, rows over all stages, and entries of the index of stretches, beyond which
 #: nothing is listed: some hundred MB.
 MAX_MIXES, MAX_ROWS, MAX_INDEX = 20_000, 3_000_000, 60_000_000
+#: So many pairs of a begin and an end, and rows, are listed at once: some ten MB.
+PAIRS_AT_ONCE, ROWS_AT_ONCE = 200_000, 100_000
+#: What a mix adds, by names of `Segments`.
+ADDED = ("extra_forward_ms", "extra_backward_ms", "saved_bytes", "restored_bytes", "host_bytes")
 #: What rounding may have taken from a level.
 ROUNDING_FRACTION = 1e-9
 
@@ -88,22 +93,43 @@ def list_options(
     num_stages, size = segments.problem.num_stages, segments.num_segments + 1
     if num_stages * size * size > MAX_INDEX:
         raise TooManyPatterns
-    first, count = (np.zeros((num_stages, size, size), dtype=np.int32) for _ in range(2))
     overflow = np.full((num_stages, size, size), np.inf)
+    most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / segments.problem.num_microbatches
     parts, num_rows = [], 0
     mixes = Mixes(segments)
-    for s in range(num_stages):
-        part = _rows_of_stage(segments, s, mixes, overflow[s], should_stop, most_ms, only_bounds)
-        begin, end = part["begin"], part["end"]
-        new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
-        first[s, begin[new], end[new]] = new + num_rows
-        count[s, begin[new], end[new]] = np.diff(np.append(new, len(begin)))
-        num_rows += len(begin)
-        if num_rows > MAX_ROWS:
+    for stages in _divide(count_pairs(segments).tolist(), PAIRS_AT_ONCE):
+        intervals = list_intervals(segments, stages, most_load_ms)
+        keys = mixes.keys_of(intervals, should_stop)
+        num_mixes = np.bincount(intervals.stage, mixes.size[keys], num_stages)[stages].astype(np.int64)
+        if num_mixes.max() > MAX_ROWS:
             raise TooManyPatterns
-        parts.append(part)
+        for near in (stages[each.start : each.stop] for each in _divide(num_mixes.tolist(), ROWS_AT_ONCE)):
+            chosen = (intervals.stage >= near.start) & (intervals.stage < near.stop)
+            part = _rows_of(
+                segments, intervals.select(chosen), mixes, keys[chosen], overflow, most_load_ms, only_bounds
+            )
+            num_rows += len(part["stage"])
+            if num_rows > MAX_ROWS or should_stop():
+                raise TooManyPatterns
+            parts.append(part)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    stretches = joined["stage"], joined["begin"], joined["end"]
+    new = np.flatnonzero(np.any([np.diff(each, prepend=-1) != 0 for each in stretches], axis=0))
+    first, count = (np.zeros((num_stages, size, size), dtype=np.int32) for _ in range(2))
+    places = tuple(each[new] for each in stretches)
+    first[places], count[places] = new, np.diff(np.append(new, num_rows))
     return Options(segments=segments, first=first, count=count, overflow_bytes=overflow, **joined)
+
+
+def _divide(sizes: Sequence[int], at_once: int) -> Iterator[range]:
+    """Consecutive places, as many as come to at most so much in sum, or one."""
+    begin, total = 0, 0
+    for place, size in enumerate(sizes):
+        if place > begin and total + size > at_once:
+            yield range(begin, place)
+            begin, total = place, 0
+        total += size
+    yield range(begin, len(sizes))
 
 
 def least_overflow(options: Options) -> tuple[float, str]:
@@ -135,57 +161,90 @@ def explain_excess(overflow_bytes: float) -> str:
 
 class Mixes:
     """Counts of lanes [n, L] that a stretch of a stage may have, and what they add: forward, backward, saved, restored,
-    host. Listed once for stretches with the same layers of each group."""
+    host. Listed once for stretches with the same layers of each group: those of one key."""
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
-        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
         self.before = [tuple(of) for of in segments.before[:, segments.start].T.tolist()]
+        self._adds = np.array([getattr(segments, name) for name in ADDED])
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._filled: list[tuple[Ints, Floats]] = []
 
     def fill(self, begin: int, end: int) -> tuple[Ints, Floats]:
         """Raises TooManyPatterns."""
-        segments = self.segments
-        low, high = key = self.before[begin], self.before[end]
-        if key not in self.known:
-            counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
-            for g in range(len(segments.groups)):
+        return self._filled[self._key_of(begin, end)]
+
+    def keys_of(self, intervals: Intervals, should_stop: Callable[[], bool]) -> Ints:
+        """[n] the key of each interval, whose mixes are listed. Raises TooManyPatterns, on should_stop too."""
+        size = len(self.before)
+        spans, at = np.unique(intervals.begin * size + intervals.end, return_inverse=True)
+        keys = np.zeros(len(spans), dtype=np.int64)
+        for i, (begin, end) in enumerate(divmod(span, size) for span in spans.tolist()):
+            if should_stop():
+                raise TooManyPatterns
+            keys[i] = self._key_of(begin, end)
+        return keys[at]
+
+    @property
+    def size(self) -> Ints:
+        """[keys] how many mixes each has."""
+        return np.array([len(counts) for counts, _ in self._filled], dtype=np.int64)
+
+    def of_each(self, keys: Ints) -> tuple[Ints, Ints, Floats]:
+        """All mixes of all stretches of these keys: which stretch each is of, its layers in each lane, what it adds."""
+        size = self.size
+        counts = np.concatenate([np.zeros((0, self.segments.num_lanes), np.int64), *(each for each, _ in self._filled)])
+        sums = np.concatenate([np.zeros((0, len(ADDED))), *(each for _, each in self._filled)])
+        at = np.repeat(np.arange(len(keys)), size[keys])
+        before = np.cumsum(size[keys]) - size[keys]
+        rows = np.arange(len(at)) + ((np.cumsum(size) - size)[keys] - before)[at]
+        return at, counts[rows], sums[rows]
+
+    def _key_of(self, begin: int, end: int) -> int:
+        low, high = span = self.before[begin], self.before[end]
+        if span not in self._known:
+            counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, len(ADDED)))
+            for g in range(len(self.segments.groups)):
                 more, adds = self._of_group(g, low[g], high[g])
                 if len(counts) * len(more) > MAX_MIXES:
                     raise TooManyPatterns
-                left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
+                left, right = np.repeat(np.arange(len(counts)), len(more)), np.tile(np.arange(len(more)), len(counts))
                 counts, sums = np.concatenate([counts[left], more[right]], axis=1), sums[left] + adds[right]
-            self.known[key] = counts, sums
-        return self.known[key]
+            self._known[span] = len(self._filled)
+            self._filled.append((counts, sums))
+        return self._known[span]
 
     def _of_group(self, group: int, low: int, high: int) -> tuple[Ints, Floats]:
-        segments, num_layers = self.segments, high - low
-        lanes = range(int(segments.lane_offset[group]), int(segments.lane_offset[group + 1]))
-        if comb(num_layers + len(lanes), len(lanes)) > MAX_MIXES:
-            raise TooManyPatterns
-        ends = np.array(list(combinations_with_replacement(range(num_layers + 1), len(lanes))), dtype=np.int64)
-        ends = np.concatenate([np.full((len(ends), 1), low), ends.reshape(len(ends), len(lanes)) + low], axis=1)
-        sums = np.zeros((len(ends), 5))
-        fields = ("extra_forward_ms", "extra_backward_ms", "saved_bytes", "restored_bytes", "host_bytes")
+        lanes = range(int(self.segments.lane_offset[group]), int(self.segments.lane_offset[group + 1]))
+        ends = low + _list_ends(high - low, len(lanes))
+        sums = np.zeros((len(ends), len(ADDED)))
         for place, lane in enumerate(lanes):
-            for column, name in enumerate(fields):
-                of_lane = getattr(segments, name)[lane]
-                sums[:, column] += of_lane[ends[:, place + 1]] - of_lane[ends[:, place]]
+            of_lane = self._adds[:, lane]
+            sums += (of_lane[:, ends[:, place + 1]] - of_lane[:, ends[:, place]]).T
         return np.diff(ends, axis=1), sums
 
 
-def _rows_of_stage(
+@lru_cache(maxsize=1_000)
+def _list_ends(num_layers: int, num_lanes: int) -> Ints:
+    """[n, lanes + 1] where the layers of each lane of a group end, behind where the first begins: at 0. Raises
+    TooManyPatterns."""
+    if comb(num_layers + num_lanes, num_lanes) > MAX_MIXES:
+        raise TooManyPatterns
+    ends = np.array(list(combinations_with_replacement(range(num_layers + 1), num_lanes)), dtype=np.int64)
+    return np.concatenate([np.zeros((len(ends), 1), np.int64), ends.reshape(len(ends), num_lanes)], axis=1)
+
+
+def _rows_of(
     segments: Segments,
-    stage: int,
+    intervals: Intervals,
     mixes: Mixes,
+    keys: Ints,
     overflow: Floats,
-    should_stop: Callable[[], bool],
-    most_ms: float,
+    most_load_ms: float,
     only_bounds: bool,
 ) -> dict[str, NDArray[np.generic]]:
-    """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]. Raises TooManyPatterns."""
+    """The columns of `Options` for intervals of these keys; writes overflow [P, N + 1, N + 1]."""
     problem, chain = segments.problem, segments.problem.chain
-    most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / problem.num_microbatches
-    intervals = list_intervals(segments, stage, most_load_ms)
     weights, extras, pending = (
         np.concatenate([[0.0], np.cumsum(np.array(of)[segments.flat])])
         for of in (
@@ -195,8 +254,9 @@ def _rows_of_stage(
         )
     )
     a, b = segments.start[intervals.begin], segments.start[intervals.end]
-    at, lanes, added = _fill_each(intervals, mixes, should_stop)
-    factor, link_ms = problem.time_factors[stage], list_host_links(problem)[stage]
+    at, lanes, added = mixes.of_each(keys)
+    stage = intervals.stage[at]
+    factor, link_ms = np.array(problem.time_factors)[stage], np.array(list_host_links(problem))[stage]
     weight_ms, extra_ms = factor * (weights[b] - weights[a])[at], factor * (extras[b] - extras[a])[at]
     host_ms = link_ms * added[:, 4]
     input_ms = intervals.backward_ms[at] + factor * added[:, 1]  # whole so far
@@ -207,10 +267,10 @@ def _rows_of_stage(
         intervals.hop_forward_ms[at],
         intervals.hop_backward_ms[at],
     )
-    relaxed[:, TAIL_MS] = problem.stage_tail_ms[stage] + intervals.tail_ms[at]
+    relaxed[:, TAIL_MS] = np.array(problem.stage_tail_ms)[stage] + intervals.tail_ms[at]
     relaxed[:, KEPT] = intervals.activation_bytes[at] - added[:, 2]
-    fixed_bytes = problem.stage_static_bytes[stage] + intervals.static_bytes
-    limit_bytes = float(allowed_bytes(problem)[stage])
+    fixed_bytes = np.array(problem.stage_static_bytes)[intervals.stage] + intervals.static_bytes
+    limit_bytes = allowed_bytes(problem)[stage]
     work_bytes = (fixed_bytes + intervals.transient_bytes)[at] + added[:, 3]
     relaxed[:, ROOM] = limit_bytes - work_bytes
     step_bytes = fixed_bytes + intervals.step_bytes
@@ -232,7 +292,7 @@ def _rows_of_stage(
     # before an input gradient begins, those that wait for their weights' alone were split, and keep what these keep
     relaxed[:, MOST_PENDING] = np.minimum(relaxed[:, MOST_PENDING], split[:, MOST_PENDING] + 1.0)
     exceeds = np.maximum(work_bytes + relaxed[:, KEPT], step_bytes) - limit_bytes
-    np.minimum.at(overflow, (intervals.begin[at], intervals.end[at]), np.maximum(exceeds, 0.0))
+    np.minimum.at(overflow, (stage, intervals.begin[at], intervals.end[at]), np.maximum(exceeds, 0.0))
     fits = (exceeds <= 0.0) & (relaxed[:, MOST_IN_FLIGHT] >= 1)
     fits &= relaxed[:, [FORWARD_MS, INPUT_MS, WEIGHT_MS]].sum(axis=1) <= most_load_ms
     buys = (split[:, PENDING] > split[:, KEPT]) | (split[:, INPUT_MS] + split[:, WEIGHT_MS] > whole[:, INPUT_MS])
@@ -241,7 +301,7 @@ def _rows_of_stage(
     kept = np.flatnonzero(fits & (is_split | is_whole))
     kept = kept if only_bounds else _keep_best(at, relaxed, split, whole, kept)
     return {
-        "stage": np.full(len(kept), stage),
+        "stage": stage[kept],
         "begin": intervals.begin[at[kept]],
         "end": intervals.end[at[kept]],
         "lanes": lanes[kept],
@@ -251,21 +311,6 @@ def _rows_of_stage(
         "is_split": is_split[kept],
         "is_whole": is_whole[kept],
     }
-
-
-def _fill_each(intervals: Intervals, mixes: Mixes, should_stop: Callable[[], bool]) -> tuple[Ints, Ints, Floats]:
-    """Of all intervals: which each row is of, its layers in each lane, and what they add. Raises TooManyPatterns."""
-    of_interval, num_rows = [np.zeros(0, dtype=np.int64)], 0
-    counts, sums = [np.zeros((0, mixes.segments.num_lanes), dtype=np.int64)], [np.zeros((0, 5))]
-    for i, (begin, end) in enumerate(zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)):
-        more, adds = mixes.fill(begin, end)
-        num_rows += len(more)
-        if num_rows > MAX_ROWS or should_stop():
-            raise TooManyPatterns
-        of_interval.append(np.full(len(more), i))
-        counts.append(more)
-        sums.append(adds)
-    return np.concatenate(of_interval), np.concatenate(counts), np.concatenate(sums)
 
 
 def _limit(rows: Floats, num_microbatches: int, host_bytes: Floats, host_room: Floats) -> None:

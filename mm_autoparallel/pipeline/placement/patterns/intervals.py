@@ -22,12 +22,13 @@ MAX_INTERVALS = 4_000_000
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """What one virtual stage could hold, one row each: representative segment interval and its sums.
+    """What virtual stages could hold, one row each: representative segment interval and its sums.
 
-    begin, end: segment indices; with several chunks equal stretches of equal segments are listed once. used: [n, R]
-    segments per run.
+    stage: the virtual one. begin, end: segment indices; with several chunks equal stretches of equal segments are
+    listed once. used: [n, R] segments per run.
     """
 
+    stage: Ints
     begin: Ints
     end: Ints
     used: Ints
@@ -49,31 +50,15 @@ class Intervals:
         return Intervals(**{f.name: getattr(self, f.name)[chosen] for f in fields(Intervals)})
 
 
-def join_intervals(parts: Sequence[Intervals]) -> Intervals:
-    """The rows of all parts, one part after another."""
-    return Intervals(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Intervals)})
-
-
-def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -> Intervals:
-    """Every interval that `virtual_stage` may hold with one forward and backward of at most `max_load_ms`; times
-    without modes. Raises TooManyPatterns.
+def list_intervals(segments: Segments, virtual_stages: Sequence[int], max_load_ms: float) -> Intervals:
+    """Every interval that each of `virtual_stages` may hold with one forward and backward of at most `max_load_ms`, one
+    stage after another; times without modes. Raises TooManyPatterns.
     """
     problem = segments.problem
-    k, num_virtual = virtual_stage, problem.num_virtual_stages
-    factor = problem.time_factors[k % problem.num_stages]
-    if int(np.prod(segments.last[k : k + 2] - segments.first[k : k + 2] + 1)) > MAX_INTERVALS:
-        raise TooManyPatterns
-    begin, end = (
-        axis.ravel()
-        for axis in np.meshgrid(
-            np.arange(segments.first[k], segments.last[k] + 1),
-            np.arange(segments.first[k + 1], segments.last[k + 1] + 1),
-            indexing="ij",
-        )
-    )
-    may_be_spare = k < segments.num_spare
-    lawful = (begin < end) | ((begin == 0) & (end == 0) & may_be_spare)
-    begin, end = begin[lawful], end[lawful]
+    windows = zip(*(_windows(segments, k) for k in virtual_stages), strict=True)
+    stage, begin, end = (np.concatenate(each) for each in windows)
+    device = stage % problem.num_stages
+    factor = np.array(problem.time_factors)[device]
     a, b = segments.start[begin], segments.start[end]
     num_layers = segments.layers[b] - segments.layers[a]
     load = (
@@ -84,9 +69,8 @@ def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -
         lawful &= num_layers <= problem.max_layers_per_chunk
     if segments.limits_host:
         of_host = segments.host_static_bytes[b] - segments.host_static_bytes[a]
-        lawful &= of_host <= allowed_host_bytes(problem)[k % problem.num_stages]
-    begin, end = begin[lawful], end[lawful]
-    used = np.zeros((len(begin), len(segments.run_size)), dtype=np.int64)
+        lawful &= of_host <= allowed_host_bytes(problem)[device]
+    stage, begin, end = stage[lawful], begin[lawful], end[lawful]
     at_run = np.concatenate(
         [
             np.zeros((1, len(segments.run_size)), dtype=np.int64),
@@ -95,16 +79,17 @@ def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -
     )
     used = at_run[end] - at_run[begin]
     if problem.num_chunks > 1 and len(begin):
-        _, once = np.unique(used, axis=0, return_index=True)
+        _, once = np.unique(np.column_stack([stage, used]), axis=0, return_index=True)
         once.sort()
-        begin, end, used = begin[once], end[once], used[once]
-    a, b = segments.start[begin], segments.start[end]
-    hops = np.zeros((len(begin), 2))
-    if k < num_virtual - 1:
-        last_block = segments.flat[b - 1]
-        for e in np.unique(last_block).tolist():
-            hops[(last_block == e) & (end > 0)] = hop_ms(problem, k, problem.chain[e])
+        stage, begin, end, used = stage[once], begin[once], end[once], used[once]
+    a, b, factor = (
+        segments.start[begin],
+        segments.start[end],
+        np.array(problem.time_factors)[stage % problem.num_stages],
+    )
+    hops = _hops(segments, stage, end)
     return Intervals(
+        stage=stage,
         begin=begin,
         end=end,
         used=used,
@@ -123,12 +108,46 @@ def list_intervals(segments: Segments, virtual_stage: int, max_load_ms: float) -
     )
 
 
+def count_pairs(segments: Segments) -> Ints:
+    """[K] of each virtual stage, how many pairs of a begin and an end its windows have."""
+    width = segments.last - segments.first + 1
+    pairs: Ints = width[:-1] * width[1:]
+    return pairs
+
+
+def _windows(segments: Segments, virtual_stage: int) -> tuple[Ints, Ints, Ints]:
+    """The pairs of a begin and an end that its windows have: stage, begin and end of each."""
+    k = virtual_stage
+    if int(count_pairs(segments)[k]) > MAX_INTERVALS:
+        raise TooManyPatterns
+    begins = np.arange(segments.first[k], segments.last[k] + 1)
+    ends = np.arange(segments.first[k + 1], segments.last[k + 1] + 1)
+    begin, end = np.repeat(begins, len(ends)), np.tile(ends, len(begins))
+    may_be_spare = k < segments.num_spare
+    held = (begin < end) | ((begin == 0) & (end == 0) & may_be_spare)
+    begin, end = begin[held], end[held]
+    return np.full(len(begin), k), begin, end
+
+
+def _hops(segments: Segments, stage: Ints, end: Ints) -> Floats:
+    """[n, 2]: the hops behind each, forward and backward; none behind the last stage, or one that holds nothing."""
+    problem, hops = segments.problem, np.zeros((len(stage), 2))
+    hop = (stage < problem.num_virtual_stages - 1) & (end > 0)
+    last_block = segments.flat[segments.start[end[hop]] - 1]
+    pairs, at = np.unique(stage[hop] * len(problem.chain) + last_block, return_inverse=True)
+    if len(pairs):
+        behind = (divmod(pair, len(problem.chain)) for pair in pairs.tolist())
+        hops[hop] = np.array([hop_ms(problem, k, problem.chain[e]) for k, e in behind])[at]
+    return hops
+
+
 def _largest(values: Floats, begin: Ints, end: Ints) -> Floats:
-    """[n]: the largest of the values between each begin and end; equal begins stand together."""
+    """[n]: the largest of the values between each begin and end."""
     largest = np.zeros(len(begin))
     if len(begin) and values.any():
-        firsts, at = np.unique(begin, return_index=True)
-        for first, here in zip(firsts.tolist(), np.split(np.arange(len(begin)), at[1:]), strict=True):
+        order = np.argsort(begin, kind="stable")
+        firsts, at = np.unique(begin[order], return_index=True)
+        for first, here in zip(firsts.tolist(), np.split(order, at[1:]), strict=True):
             most = np.concatenate([[0.0], np.maximum.accumulate(values[first:])])
             largest[here] = most[end[here] - first]
     return largest

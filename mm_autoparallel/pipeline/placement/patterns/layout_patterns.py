@@ -52,13 +52,13 @@ def list_light_patterns(segments: Segments, graph: TaskGraph, stage: int, max_lo
     """Patterns of `stage` that take at most max_load_ms forward and backward for one micro-batch: of each interval that
     of least load, but for what the largest passing bytes leave out. Raises TooManyPatterns.
     """
-    held = list_intervals(segments, stage, max_load_ms)
+    held = list_intervals(segments, (stage,), max_load_ms)
     return _patterns_of(segments, held, stage, _mixes(segments, graph, held, stage, max_load_ms, None, "load"))
 
 
 def list_small_patterns(segments: Segments, graph: TaskGraph, stage: int) -> StagePatterns:
     """Patterns of `stage` that hold least, of each interval one at least where any fits. Raises TooManyPatterns."""
-    held = list_intervals(segments, stage, np.inf)
+    held = list_intervals(segments, (stage,), np.inf)
     return _patterns_of(segments, held, stage, _mixes(segments, graph, held, stage, np.inf, None, "bytes"))
 
 
@@ -70,7 +70,7 @@ def list_mixed_patterns(
     held, most_ms = [], step_ms / problem.num_microbatches
     for stage in range(problem.num_stages):
         _, min_load_ms = load_limits(problem, segments, stage, step_ms)
-        within = list_intervals(segments, stage, most_ms)
+        within = list_intervals(segments, (stage,), most_ms)
         held.append(within.select(within.forward_ms + within.backward_ms >= min_load_ms))
     loads_ms = []
     for stage, of_stage in enumerate(held):
@@ -101,7 +101,7 @@ def least_mixed_loads(segments: Segments, is_exact: bool) -> Floats:
     loads_ms = np.zeros((problem.num_stages, segments.num_segments + 1, segments.num_segments + 1))
     with suppress(TooManyPatterns):
         for stage, factor in enumerate(problem.time_factors):
-            held = list_intervals(segments, stage, most_ms)
+            held = list_intervals(segments, (stage,), most_ms)
             mixes = _mixes(segments, graph, held, stage, most_ms, None, "load")
             least_ms = factor * (mixes.least_loads() if is_exact else mixes.relaxed_loads())
             loads_ms[stage, held.begin, held.end] = np.minimum(least_ms, most_ms) * (1.0 - ROUNDING_FRACTION)

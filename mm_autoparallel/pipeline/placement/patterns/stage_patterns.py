@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, join_intervals, list_intervals
+from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import ModeChoices, TooManyPatterns, list_mode_choices
 from mm_autoparallel.pipeline.placement.segments import Segments
 from mm_autoparallel.pipeline.problem import Problem
@@ -65,8 +65,9 @@ def list_patterns(
     """
     problem = segments.problem
     num_chunks = problem.num_chunks
-    per_chunk = [list_intervals(segments, c * problem.num_stages + stage, max_load_ms) for c in range(num_chunks)]
-    offsets, held = np.cumsum([0, *(len(i.begin) for i in per_chunk)]), join_intervals(per_chunk)
+    virtual_stages = range(stage, problem.num_virtual_stages, problem.num_stages)
+    held = list_intervals(segments, virtual_stages, max_load_ms)
+    offsets = np.append(np.searchsorted(held.stage, virtual_stages), len(held.stage))
     in_flight = graph.in_flight[stage].astype(np.float64)
     host_bytes = float(allowed_host_bytes(problem)[stage]) if segments.limits_host else np.inf
     available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
