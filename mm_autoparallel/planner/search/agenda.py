@@ -282,10 +282,13 @@ class Agenda:
         self.release(pipeline)
 
     def release(self, pipeline: Pipeline) -> None:
-        """Put those that wait for it back into the heap, but for what was found to be another's twin meanwhile."""
+        """Put those that wait for it back into the heap, but for what was found to be another's twin meanwhile; they
+        are not below what it is not below."""
         for waiting in pipeline.waiting:
             waiting.is_waiting = False
             if waiting.twin is None:
+                self._find_betters(waiting)
+                waiting.learn_from_betters()
                 self.push(waiting)
         pipeline.waiting.clear()
 
