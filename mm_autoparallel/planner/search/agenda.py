@@ -73,8 +73,9 @@ class Agenda:
         self._any_order: dict[Strategy, Pipeline] = {}
         self._scout, self._has_favourites = scout, False
 
-    def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool]) -> None:
-        """Take a strategy of the space: where it is lawful, it will be looked at."""
+    def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool], known_ms: float = 0.0) -> None:
+        """Take a strategy of the space: where it is lawful, it will be looked at. known_ms: no placement of it is
+        below."""
         self.entries.append(entry)
         strategy = entry.strategy
         if entry.reason is not None:
@@ -82,15 +83,16 @@ class Agenda:
         if reason := self._costs.overfull_reason(strategy):
             self.overfull[strategy] = reason
         else:
-            self._add(strategy, 0.0 if should_stop() else self._steps.least_ms(strategy))
+            self._add(strategy, 0.0 if should_stop() else self._steps.least_ms(strategy), known_ms)
 
-    def _add(self, strategy: Strategy, bound_ms: float) -> None:
-        """Add a strategy of which no placement is below bound_ms."""
+    def _add(self, strategy: Strategy, least_ms: float, known_ms: float) -> None:
+        """Add a strategy of which no placement is below least_ms, by its blocks, nor below known_ms."""
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         level = Level(self.caution.most_fill)
         self.pipelines.append(
-            Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
+            Pipeline(len(self.pipelines), [strategy], num_microbatches, least_ms, self.caution, level)
         )
+        self.pipelines[-1].raise_bound(known_ms, "paths")
         if strategy.schedule == FREE:
             self._any_order[strategy] = self.pipelines[-1]
         self.push(self.pipelines[-1])
@@ -121,8 +123,8 @@ class Agenda:
             else:
                 dived = None
                 if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
-                    for strategy in self.branches.advance(cutoff_ms, should_stop):
-                        self.admit(judge(self._costs.job, strategy), should_stop)
+                    for strategy, bound_ms in self.branches.advance(cutoff_ms, should_stop):
+                        self.admit(judge(self._costs.job, strategy), should_stop, bound_ms)
                     continue
                 if not self._heap and not self._take_up_again(cutoff_ms):
                     return None
@@ -148,8 +150,12 @@ class Agenda:
                 pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue
+            was_due = pipeline.sounding.is_due
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
+            if was_due:  # others may come before it now
+                self.push(pipeline)
+                continue
             aim_ms = keep * min(cutoff_ms, pipeline.rank_ms)
             if pipeline.is_refined and pipeline.floors.climb(pipeline, aim_ms, should_stop):
                 self.push(pipeline)

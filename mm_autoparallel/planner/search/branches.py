@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -141,9 +141,10 @@ class Branches:
         """How long `candidates` takes in the end."""
         return NAMING_S * self.num_unlisted
 
-    def advance(self, enough_ms: float, should_stop: Callable[[], bool]) -> Iterator[Strategy]:
+    def advance(self, enough_ms: float, should_stop: Callable[[], bool]) -> Iterator[tuple[Strategy, float]]:
         """Part the bough of the least bound by shapes, or list its branches where it has one, or bound such a branch
-        better, or list its strategies. enough_ms: bounds above that are not looked for."""
+        better, or list its strategies, each with what none of them is below. enough_ms: bounds above that are not
+        looked for."""
         _, number = heapq.heappop(self._heap)
         one = self._open[number]
         if isinstance(one.part, Bough):
@@ -159,9 +160,9 @@ class Branches:
         if first is None:
             self._list(one)
             branch = one.part
-            yield from filter(branch.is_meant, branch.together())
-            for options in branch.several():
-                yield from filter(branch.is_meant, self._thinning.combine(branch.decoder, options))
+            several = (self._thinning.combine(branch.decoder, options) for options in branch.several())
+            for strategy in filter(branch.is_meant, chain(branch.together(), chain.from_iterable(several))):
+                yield strategy, one.bound_ms
             return
         one.is_bounded = True
         if not self._costs.overfull_reason(first.of_decoder()):

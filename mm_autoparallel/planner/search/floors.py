@@ -36,7 +36,7 @@ class Floors:
     def __init__(self, caution: Caution) -> None:
         self._caution = caution
         self._step_ms: dict[float, float] = {}
-        self._num_asked = 0
+        self._asked: set[float] = set()
 
     def __contains__(self, fill: float) -> bool:
         return fill in self._step_ms
@@ -80,10 +80,13 @@ class Floors:
             return False
         least = min(self.pieces(level.fill_fraction, within_ms), key=lambda piece: piece.rank_ms)
         low, high = self._caution.factor(least.above) if least.above else 1.0, self._caution.factor(least.fill)
-        if least.rank_ms >= aim_ms or self._num_asked == MOST_ASKED or not 1.0 + CLOSE_FRACTION < high / low < math.inf:
+        fill = self._caution.fill_at(math.sqrt(low * high)) if math.isfinite(high) else math.inf
+        if high <= low * (1.0 + CLOSE_FRACTION):
+            fill = least.fill  # which was tried, and may have a better bound
+        is_new = fill < level.fill_fraction and fill not in self._asked
+        if least.rank_ms >= aim_ms or len(self._asked) == MOST_ASKED or not is_new:
             return False
-        self._num_asked += 1
-        fill = self._caution.fill_at(math.sqrt(low * high))
+        self._asked.add(fill)
         problem, tries = pipeline.problem_at(fill), not pipeline.has_chunks
         self.raise_to(fill, bound_step(problem, tries, should_stop, enough_ms=aim_ms / low).step_ms)
         return True

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
+from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import FREE
+from mm_autoparallel.pipeline.simulate.loads import find_misfits
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.search.pricing import Pricing
 
 
@@ -51,6 +54,22 @@ class Level:
     def list_cuts(self) -> tuple[Cut, ...]:
         """The paths that its bound rests on, for other levels of the pipeline."""
         return self.pricing.list_cuts() if self.pricing else self.known_cuts
+
+
+def play_each(problem: Problem, should_stop: Callable[[], bool]) -> list[tuple[Placement, float]] | None:
+    """Every placement of the problem with its step, infinite where it does not keep the limits; None where they are
+    too many, and on should_stop."""
+    placements = list_placements(problem)
+    if placements is None:
+        return None
+    played = []
+    for placement in placements:
+        if should_stop():
+            return None
+        timeline = simulate(problem, placement)
+        misfits = find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
+        played.append((placement, math.inf if misfits else timeline.step_ms))
+    return played
 
 
 def is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:

@@ -13,19 +13,18 @@ import numpy as np
 
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import FREE
-from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.floors import Floors
-from mm_autoparallel.planner.search.level import Level, bounded_to, is_known
+from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, play_each
 from mm_autoparallel.planner.search.rough import of_level
+from mm_autoparallel.planner.search.sounding import Sounding
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 from mm_autoparallel.planner.search.trimming import Trimming
 
@@ -58,11 +57,12 @@ class Pipeline:
     it was placed; num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher
     by overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
-    is_probing: one is just now. floors: what fills that were asked for take at least. promised_ms: what it may rank at,
-    as far as is told before it is placed; 0 where nobody asked. is_favoured: placed before others of several chunks.
-    betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
-    waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
-    died. cutoff_ms: the cutoff when it was closed. trimming: emptier plans that are looked for between its slices.
+    is_probing: one is just now. floors: what fills that were asked for take at least. promised_ms: what it
+    may rank at, as far as is told before it is placed; 0 where nobody asked. is_favoured: placed before others of
+    several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those
+    that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process
+    that placed it died. cutoff_ms: the cutoff when it was closed. trimming: emptier plans that are looked for between
+    its slices; sounding: fills that are tried where its order is to be found.
     """
 
     number: int
@@ -95,6 +95,7 @@ class Pipeline:
     twin: Pipeline | None = None
     num_probes: int = 0
     is_probing: bool = False
+    probe_fill_fraction: float = np.inf
     promised_ms: float = 0.0
     is_favoured: bool = False
     betters: list[Pipeline] = field(default_factory=list)
@@ -105,9 +106,10 @@ class Pipeline:
     cutoff_ms: float | None = None
     trimming: Trimming = field(default_factory=Trimming)
     floors: Floors = field(init=False)
+    sounding: Sounding = field(init=False)
 
     def __post_init__(self) -> None:
-        self.floors = Floors(self.caution)
+        self.floors, self.sounding = Floors(self.caution), Sounding(self.caution)
 
     @property
     def bound_ms(self) -> float:
@@ -136,7 +138,7 @@ class Pipeline:
     def rank(self) -> Rank:
         """The least is next: first turns, then what is bound without placing, then what holds the space down."""
         late = self.is_dear or bool((of := self.strategies[0].arrangement) and of.is_hard)
-        if not self.num_unfinished or self.found_too_full:
+        if not self.num_unfinished or self.found_too_full or self.sounding.is_due:
             at_ms = max(self.bound_ms, self.promised_ms if self.is_refined else 0.0)
             return (0, late, 0.0 if self.is_favoured and not self.num_slices else at_ms, self.number)
         return (1 if self.has_chunks and self.level.has_turns(True) else 2, late, self.bound_ms, self.number)
@@ -198,17 +200,22 @@ class Pipeline:
         if not answer.is_last:
             return
         self.solve_s += answer.solve_s
-        if self.trimming.end():
-            return
+        was_probing, self.is_probing = self.is_probing, False
+        if was_probing:
+            self.floors.raise_to(self.probe_fill_fraction, answer.lower_bound_ms)
+        if not (self.sounding.end() or self.trimming.end()):
+            self._take_slice(answer, cutoff_ms, was_probing)
+        if self.strategies[0].schedule == FREE and not self.has_chunks:
+            self.sounding.look(min(cutoff_ms, self.rank_ms), self.level.fill_fraction)
+
+    def _take_slice(self, answer: Answer, cutoff_ms: float, was_probing: bool) -> None:
         self.num_slices += 1
         self.given_up = bool(answer.reason) and not answer.infeasible
-        if not self.is_probing or self.given_up:
+        if not was_probing or self.given_up:
             self.reason = answer.reason
         least_ms = min(answer.step_ms, self.rank_ms, cutoff_ms)
         self.num_unfinished += not is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
-        if self.is_probing:
-            self.is_probing = False
-            self.floors.raise_to(self.probe_fill, answer.lower_bound_ms)
+        if was_probing:
             return
         self.level.num_slices, self.level.slice_s = self.level.num_slices + 1, answer.solve_s
         if answer.infeasible:
@@ -225,7 +232,7 @@ class Pipeline:
         rank_ms = self._judge(placement, step_ms)
         if np.isfinite(rank_ms) and (rank_ms <= self.rank_ms if is_last else rank_ms < self.rank_ms):
             self.rank_ms, self.step_ms, self.placement = rank_ms, step_ms, placement
-            self.found_fill_fraction = self.probe_fill if self.is_probing else level.fill_fraction
+            self.found_fill_fraction = self.probe_fill_fraction if self.is_probing else level.fill_fraction
 
     def _judge(self, placement: Placement, step_ms: float) -> float:
         """What a placement ranks by. Of all that keep the limits the fastest is remembered, however full it is."""
@@ -233,6 +240,7 @@ class Pipeline:
         if self.caution.is_off:
             return step_ms
         fill = self.caution.fill_of(self.problem, placement, self.strategies[0])
+        self.sounding.note(fill, step_ms)
         if np.isfinite(fill) and step_ms < self.fastest_ms:
             self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
         return self.caution.rank_ms(step_ms, fill)
@@ -260,19 +268,21 @@ class Pipeline:
 
     # ---------------------------------------------------------------------------------------------------- lower levels
 
-    @property
-    def probe_fill(self) -> float:
-        """The fill that is tried now."""
-        return self.caution.fill_at(PROBES[min(self.num_probes, len(PROBES)) - 1])
-
     def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
-        """Whether to try a fill in between, because the best plan of its level is far too full."""
-        far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
+        """Whether to try a fill in between, because the best plan of its level is far too full, or what is less full
+        may rank before it."""
+        best_ms = min(cutoff_ms, self.rank_ms)
+        far = best_ms > PROBE_FACTOR * self.within_ms
         is_lower = any(self.caution.fill_at(each) < self.level.fill_fraction for each in PROBES[self.num_probes :][:1])
-        is_due = far and is_lower and (self.is_placed(gap_fraction) or self.found_too_full)
-        if is_due:
-            self.num_probes, self.is_probing = self.num_probes + 1, True
-        return is_due
+        if far and is_lower and (self.is_placed(gap_fraction) or self.found_too_full):
+            self._begin_probe()
+        elif self.sounding.is_due and (fill := self.sounding.begin(best_ms, self.level.fill_fraction)):
+            self.is_probing, self.probe_fill_fraction = True, fill
+        return self.is_probing
+
+    def _begin_probe(self) -> None:
+        self.is_probing, self.probe_fill_fraction = True, self.caution.fill_at(PROBES[self.num_probes])
+        self.num_probes += 1
 
     @property
     def found_too_full(self) -> bool:
@@ -288,7 +298,7 @@ class Pipeline:
             return False
         if fill in self.floors:
             if not self.num_probes and np.isfinite(self.floors.of(fill)):
-                self.num_probes, self.is_probing = self.num_probes + 1, True
+                self._begin_probe()
             return False
         self.floors.raise_to(fill, bound_step(self.problem_at(fill), True, should_stop).step_ms)
         self.promised_ms = max(self.promised_ms, PROBES[0] * self.floors.of(fill))
@@ -327,18 +337,14 @@ class Pipeline:
         """Where its level has few placements: judge each, after which nothing is left of it. Whether that was done."""
         problem = self.level.problem
         assert problem is not None
-        placements = list_placements(problem)
-        if placements is None:
+        played = play_each(problem, should_stop)
+        if played is None:
             return False
-        for placement in placements:
-            if should_stop():
-                return False
-            timeline = simulate(problem, placement)
-            peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
-            if timeline.step_ms < min(cutoff_ms, self.rank_ms) and not find_misfits(problem, *peaks):
-                self.offer(placement, timeline.step_ms, is_last=False)
+        for placement, step_ms in played:
+            if step_ms < min(cutoff_ms, self.rank_ms):
+                self.offer(placement, step_ms, is_last=False)
         self.elsewhere_ms = min(self.elsewhere_ms, cutoff_ms, self.rank_ms)
-        self._end_level(f"each of its {len(placements)} placements was looked at", 0.0)
+        self._end_level(f"each of its {len(played)} placements was looked at", 0.0)
         return True
 
     def _least_fill(self) -> float:

@@ -246,7 +246,7 @@ class _Search:
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
         pipeline = self.pipelines[answer.number]
-        probe_fill = pipeline.probe_fill if pipeline.is_probing else None
+        probe_fill = pipeline.probe_fill_fraction if pipeline.is_probing else None
         pipeline.take(answer, self.cutoff_ms)
         if answer.is_last:
             if probe_fill is None:
@@ -322,7 +322,10 @@ class _Search:
         if pipeline.trimming.problem:
             problem, cutoff_ms = pipeline.trimming.problem, pipeline.trimming.cutoff_ms
         if pipeline.is_probing:
-            problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
+            problem, cutoff_ms = (
+                pipeline.problem_at(pipeline.probe_fill_fraction),
+                min(self.cutoff_ms, pipeline.rank_ms),
+            )
         time_limit_s = next_slice_s(pipeline)
         # a level of memory may do with less than its best: what a slice shows can let it descend
         is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)

@@ -17,7 +17,7 @@ def find_known(cache: SolvedCache | None, pipeline: Pipeline) -> Answer | None:
     if cache is None or pipeline.problem is None:
         return None
     if pipeline.is_probing:
-        problem = pipeline.problem_at(pipeline.probe_fill)
+        problem = pipeline.problem_at(pipeline.probe_fill_fraction)
         return cache.find(_key_of(pipeline, problem), problem)
     if level.is_recalled:
         return None

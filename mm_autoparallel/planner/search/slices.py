@@ -26,6 +26,7 @@ def next_slice_s(pipeline: Pipeline) -> float:
     first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
     first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == FREE else 1.0
     most = MOST_PROBING if pipeline.is_probing else MOST_TRIMMING if pipeline.trimming.problem else math.inf
+    most = 0 if pipeline.sounding.is_on else most  # good plans of a fill are found at once, or later turns find them
     return first_s * SLICE_GROWTH ** min(pipeline.num_unfinished, most)
 
 
