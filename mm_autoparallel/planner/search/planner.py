@@ -270,9 +270,8 @@ class _Search:
             if pipeline is None:
                 return None
             was_known = self.recall(pipeline)
-            cutoff_ms = self.cutoff_ms
-            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
-                self.agenda.close(pipeline, cutoff_ms)
+            if pipeline.is_closed(self.cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, self.cutoff_ms)
             elif was_known:
                 self.agenda.push(pipeline)
             else:
@@ -317,15 +316,13 @@ class _Search:
         hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
         if pipeline.strategies[0].schedule == FREE:
             hint = best_start(pipeline, self.ranked(), hint)
-        problem = pipeline.level.problem or pipeline.problem
-        cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
-        if pipeline.trimming.problem:
-            problem, cutoff_ms = pipeline.trimming.problem, pipeline.trimming.cutoff_ms
+        problem, cutoff_ms = pipeline.level.problem or pipeline.problem, min(self.cutoff_ms, pipeline.rank_ms)
         if pipeline.is_probing:
-            problem, cutoff_ms = (
-                pipeline.problem_at(pipeline.probe_fill_fraction),
-                min(self.cutoff_ms, pipeline.rank_ms),
-            )
+            problem = pipeline.problem_at(pipeline.probe_fill_fraction)
+        elif pipeline.trimming.problem:
+            problem, cutoff_ms = pipeline.trimming.problem, pipeline.trimming.cutoff_ms
+        else:
+            cutoff_ms = min(cutoff_ms, pipeline.level.step_ms)
         time_limit_s = next_slice_s(pipeline)
         # a level of memory may do with less than its best: what a slice shows can let it descend
         is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)
