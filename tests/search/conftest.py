@@ -92,7 +92,7 @@ def no_clock() -> Iterator[None]:
 @pytest.fixture
 def spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes from the first answer on, and no end by the clock."""
-    limits = {"planner.PROCESSES_WORTH_S": -1.0, "slices.FIRST_SLICE_S": 1e3, "planner.EXACT_S": 1e3}
+    limits = {"slices.PROCESSES_WORTH_S": -1.0, "slices.FIRST_SLICE_S": 1e3, "planner.EXACT_S": 1e3}
     for name, value_s in limits.items():
         monkeypatch.setattr(f"mm_autoparallel.planner.search.{name}", value_s)
 

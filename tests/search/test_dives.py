@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,38 @@ def test_no_answer_hangs_on_it(job, monkeypatch: pytest.MonkeyPatch) -> None:
     strategies = [candidate.strategy for candidate in dived.candidates]
     assert len(set(strategies)) == len(strategies)
     assert set(strategies) == {candidate.strategy for candidate in plain.candidates}
+
+
+def test_then_what_was_placed_has_its_fills_tried_and_neighbours_of_the_best_plan_are_placed(
+    job, agenda_and_met, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_agenda, "DIVE_S", AT_ONCE_S)
+    monkeypatch.setattr(of_agenda, "PATIENCE_S", AT_ONCE_S)
+    agenda, _ = agenda_and_met(job)
+    wanted = 0.0, 0.0, lambda: False
+    first = agenda.next_open(np.inf, *wanted)
+    assert agenda.has_dived
+    first.placement, first.num_slices = first.placement or object(), 1
+    first.rank_ms = first.step_ms = 3.0 * first.bound_ms
+    second = agenda.next_open(first.rank_ms, *wanted)
+    near = list(of_agenda.list_neighbours(first.strategies[0]))
+    assert len({(s.pp * s.tp * s.cp * s.dp) for s in near}) == 1
+    assert second.strategies[0].schedule == "free"
+    assert any((s.pp, s.tp, s.dp, s.mbs) == _sizes(second) for s in near)
+    orders = {replace(strategy, schedule="free") for strategy in near}
+    others = [p for p in agenda.pipelines if p.num_refinements >= 2 and p.strategies[0] in orders and not p.infeasible]
+    assert second.bound_ms == min(p.bound_ms for p in others if not p.is_waiting)
+    agenda.push(first)
+    first.sounding.is_due = True
+    assert agenda._dive(first.rank_ms, lambda: False) is first
+
+
+def _sizes(pipeline) -> tuple[int, int, int, int]:
+    strategy = pipeline.strategies[0]
+    return strategy.pp, strategy.tp, strategy.dp, strategy.mbs
+
+
+def test_an_answer_that_has_arrived_is_taken_first(job, agenda_and_met) -> None:
+    agenda, _ = agenda_and_met(job)
+    assert agenda.next_open(np.inf, 0.0, 0.0, lambda: False, lambda: True) is None
+    assert agenda.next_open(np.inf, 0.0, 0.0, lambda: False) is not None

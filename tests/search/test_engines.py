@@ -72,9 +72,26 @@ def test_in_this_process_there_is_one_task_at_a_time() -> None:
     assert engine.wait() is None
     engine.give(task_of(1))
     assert engine.free == 0
+    assert not engine.has_answer()
     answer = last_answer(engine)
     assert answer is not None
     assert (answer.number, engine.free) == (1, 1)
+
+
+@pytest.mark.slow
+def test_an_answer_that_has_arrived_is_seen_before_it_is_waited_for() -> None:
+    engine = LocalProcesses(1, lambda: False)
+    try:
+        assert not engine.has_answer()
+        engine.give(task_of(1))
+        while not engine.has_answer():
+            time.sleep(0.01)
+        while (answer := engine.wait()) is not None and not answer.is_last:
+            pass
+        assert answer is not None
+        assert (answer.number, engine.free, engine.has_answer()) == (1, 1, False)
+    finally:
+        engine.close()
 
 
 def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:

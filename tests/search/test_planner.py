@@ -216,7 +216,7 @@ def hard_job(make_job) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_time_limit_ends_it_with_the_best_so_far(make_job, monkeypatch, num_workers: int) -> None:
-    monkeypatch.setattr("mm_autoparallel.planner.search.planner.PROCESSES_WORTH_S", -1.0)
+    monkeypatch.setattr("mm_autoparallel.planner.search.slices.PROCESSES_WORTH_S", -1.0)
     began = time.monotonic()
     result = search(hard_job(make_job), time_limit_s=4.0, num_workers=num_workers)
     print(f"a limit of 4 s ended it after {time.monotonic() - began:.1f} s")

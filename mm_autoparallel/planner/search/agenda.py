@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 
@@ -40,8 +41,9 @@ from mm_autoparallel.planner.search.space import SpaceEntry, judge
 #: What was too much is looked at again once the best known is below this part of what it was then (assumed).
 LESS = 0.999
 #: Bounds are looked for so long at most before a pipeline is placed, without and with a fair plan: a better one closes
-#: many. So many of those that are bounded in part are looked at for it at once (assumed).
-DIVE_S, PATIENCE_S, NUM_DIVES = 5.0, 15.0, 32
+#: many. So long where other processes place, which would idle. So many of those that are bounded in part are looked at
+#: for it at once (assumed).
+DIVE_S, PATIENCE_S, SPREAD_S, NUM_DIVES = 5.0, 15.0, 3.0, 32
 
 
 class Agenda:
@@ -49,7 +51,8 @@ class Agenda:
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
     profiled, and what is known of that. boughs: what is not listed yet. scout: meets plans of some of those of several
-    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction.
+    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction. is_spread: whether other
+    processes place, while this one looks for bounds. has_dived: whether bounds took that long once.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Agenda:
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
         self._scout, self._has_favourites = scout, False
+        self.is_spread, self.has_dived, self._since_s = False, False, 0.0
 
     def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool], known_ms: float = 0.0) -> None:
         """Take a strategy of the space: where it is lawful, it will be looked at. known_ms: no placement of it is
@@ -104,20 +108,38 @@ class Agenda:
             self.release(pipeline)
 
     def next_open(
-        self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, should_stop: Callable[[], bool]
+        self,
+        cutoff_ms: float,
+        gap_fraction: float,
+        rough_fraction: float,
+        should_stop: Callable[[], bool],
+        should_pause: Callable[[], bool] = lambda: False,
     ) -> Pipeline | None:
-        """The open pipeline of the least rank, its bound refined; None where there is none.
+        """The open pipeline of the least rank, its bound refined; None where there is none, and on should_pause.
 
         cutoff_ms, gap_fraction: as in `Pipeline.is_closed`; rough_fraction: as in `Pipeline.descend`. Raises
         ProfileError where a cost is missing.
         """
+        self._since_s = self._since_s or time.monotonic()
+        found = self._find_open(cutoff_ms, gap_fraction, rough_fraction, should_stop, should_pause)
+        self._since_s = 0.0 if found else self._since_s
+        return found
+
+    def _find_open(
+        self,
+        cutoff_ms: float,
+        gap_fraction: float,
+        rough_fraction: float,
+        should_stop: Callable[[], bool],
+        should_pause: Callable[[], bool],
+    ) -> Pipeline | None:
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        patience_s = PATIENCE_S if self._has_fair_plan() else DIVE_S
-        dive_at_s = time.monotonic() + patience_s
+        patience_s = SPREAD_S if self.is_spread else PATIENCE_S if self._has_fair_plan() else DIVE_S
         dived: Pipeline | None = None
-        while not should_stop():
-            if dived is None and time.monotonic() > dive_at_s:
-                dived, dive_at_s = self._dive(keep * cutoff_ms), time.monotonic() + patience_s
+        while not should_stop() and not should_pause():
+            if dived is None and time.monotonic() > self._since_s + patience_s:
+                dived, self._since_s = self._dive(keep * cutoff_ms, should_stop), time.monotonic()
+                self.has_dived = True
             if dived is not None and self._take_out(dived):
                 pipeline = dived
             else:
@@ -185,21 +207,44 @@ class Agenda:
 
     def _has_fair_plan(self) -> bool:
         """Whether a plan is known that is not far too full."""
-        best = min((p for p in self.pipelines if p.placement is not None), key=lambda p: p.rank_ms, default=None)
+        best = _best_of(self.pipelines)
         return best is not None and best.rank_ms <= PROBE_FACTOR * best.step_ms
 
-    def _dive(self, worth_ms: float) -> Pipeline | None:
-        """Of those that have a bound and wait for more, the one that promises most by plans that are met at once, its
-        own or of a named order that waits for it; None where nothing was met."""
+    def _dive(self, worth_ms: float, should_stop: Callable[[], bool]) -> Pipeline | None:
+        """What was placed and has a fill to try, the best of them; or of the neighbours of the best plan that of the
+        least bound; or of those that have a bound and wait for more, the one that promises most by plans that are met
+        at once, its own or of a named order that waits for it. None where nothing was met."""
+        waiting = {rank[-1] for rank in self._heap}  # others are being placed
+        due = [p for p in self.pipelines if p.sounding.is_due and p.number in waiting]
+        if due:
+            return min(due, key=lambda p: p.rank_ms)
+        near = [p for p in self._neighbours(worth_ms, should_stop) if p.number in waiting]
+        if near:
+            return min(near, key=lambda p: p.bound_ms)
         self._begun = [p for p in self._begun if p.twin is None and not p.infeasible and p.bound_ms < worth_ms]
         new = sorted((p for p in self._begun if p.number not in self._kin), key=lambda pipeline: pipeline.bound_ms)
         kin = {p.number: next(filter(can_scout, (p, *p.waiting)), p) for p in new[:NUM_DIVES]}
         self._scout(self._built(kin.values()))
         self._kin |= kin
         promised = {p: min(p.fastest_ms, self._kin[p.number].fastest_ms) for p in self._begun if p.number in self._kin}
-        waiting = {rank[-1] for rank in self._heap}  # others are being placed
         met = [p for p, step_ms in promised.items() if math.isfinite(step_ms) and p.number in waiting]
         return min(met, key=lambda p: (p.rank[0], promised[p]), default=None)
+
+    def _neighbours(self, worth_ms: float, should_stop: Callable[[], bool]) -> list[Pipeline]:
+        """What differs in two sizes from the best of those that were placed, its order to be found, was not placed and
+        may be below worth_ms by its bound."""
+        best = _best_of(p for p in self.pipelines if p.num_slices)
+        near = list_neighbours(best.strategies[0]) if best else ()
+        found = [self._any_order.get(replace(strategy, schedule=FREE, orders=())) for strategy in near]
+        fresh = [p for p in found if p is not None and not (p.twin or p.num_slices or p.is_waiting)]
+        for pipeline in fresh:
+            if pipeline.num_refinements == 0:
+                self._build(pipeline)
+            if pipeline.twin is not None:
+                self._take_out(pipeline)
+            elif pipeline.num_refinements == 1:
+                pipeline.refine(worth_ms, should_stop)
+        return [p for p in fresh if p.twin is None and not p.infeasible and p.bound_ms < worth_ms]
 
     def _take_out(self, pipeline: Pipeline) -> bool:
         """Out of the heap, before its turn; whether it was there."""
@@ -297,6 +342,25 @@ class Agenda:
                 waiting.learn_from_betters()
                 self.push(waiting)
         pipeline.waiting.clear()
+
+
+def _best_of(pipelines: Iterable[Pipeline]) -> Pipeline | None:
+    """That of the best plan; None where there is no plan."""
+    return min((p for p in pipelines if p.placement is not None), key=lambda p: p.rank_ms, default=None)
+
+
+def list_neighbours(strategy: Strategy) -> Iterator[Strategy]:
+    """Strategies that have twice one of its sizes and half of another, on as many devices; or twice or half its EP, or
+    its micro-batch."""
+    for one, other in permutations(("pp", "tp", "cp", "dp"), 2):
+        half, rest = divmod(getattr(strategy, other), 2)
+        if not rest:
+            yield replace(strategy, **{one: 2 * getattr(strategy, one), other: half})
+    for name in ("ep", "mbs"):
+        half, rest = divmod(getattr(strategy, name), 2)
+        yield replace(strategy, **{name: 2 * getattr(strategy, name)})
+        if not rest:
+            yield replace(strategy, **{name: half})
 
 
 def is_found_v(pipeline: Pipeline) -> bool:

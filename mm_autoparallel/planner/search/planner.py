@@ -47,7 +47,7 @@ from mm_autoparallel.planner.search.result import SearchResult, Stopped, objecti
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.rough import rough_fraction
 from mm_autoparallel.planner.search.scouting import meet_at_once, scouting_s
-from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s, seems_left_s
+from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s, seems_long
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
 from mm_autoparallel.planner.search.starts import best_start
 from mm_autoparallel.planner.search.step_end import rank_again
@@ -56,7 +56,6 @@ from mm_autoparallel.planner.search.telling import Telling
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
-PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
 NUM_FIRST_RUNS = 3  # to try, that the result names at least
 TIE_FRACTION = 1e-6  # steps this close are equal, and the strategy visited first wins
@@ -220,8 +219,8 @@ class _Search:
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
-                    pipeline = self.next_open()
-                    if pipeline is None:
+                    pipeline = self.next_open(engine.has_answer)
+                    if pipeline is None:  # or an answer may tell more
                         break
                     engine.give(self.make_task(pipeline, num_workers))
                 answer = engine.wait()
@@ -230,8 +229,8 @@ class _Search:
                 self.take(answer)
                 engine.tell_cutoff(self.cutoff_ms)
                 may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
-                if may_spread and seems_left_s(self.pipelines, self.open_pipelines()) > PROCESSES_WORTH_S:
-                    self.used_processes = True
+                if may_spread and (self.agenda.has_dived or seems_long(self.pipelines, self.open_pipelines())):
+                    self.used_processes = self.agenda.is_spread = True
                     start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
                     engine = start(self.should_stop)
             while (late := engine.wait()) is not None:
@@ -262,11 +261,11 @@ class _Search:
                 self.agenda.push(pipeline)
         self.telling.tell(self.progress)
 
-    def next_open(self) -> Pipeline | None:
-        """The next pipeline to place, after what the cache knows of it; None where none is left."""
+    def next_open(self, should_pause: Callable[[], bool]) -> Pipeline | None:
+        """The next pipeline to place, after what the cache knows of it; None where none is left, or on should_pause."""
         while True:
             wanted = self.cutoff_ms, self.gap_fraction, rough_fraction(self.elapsed_s, self.left_s)
-            pipeline = self.agenda.next_open(*wanted, self.should_stop)
+            pipeline = self.agenda.next_open(*wanted, self.should_stop, should_pause)
             if pipeline is None:
                 return None
             was_known = self.recall(pipeline)

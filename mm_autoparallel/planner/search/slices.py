@@ -17,6 +17,7 @@ DEAR_SLICE_FRACTION = 0.3
 MOST_PROBING = 1  # times that of a fill tried in between, which helps other levels and settles nothing. Assumed.
 MOST_TRIMMING = 1  # times that of the search for an emptier plan, which bounds nothing either. Assumed.
 LEVELS = 5.0  # once they may end roughly (search/rough.py), a level has such a part of what is left at once. Assumed.
+PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 
 
@@ -42,12 +43,13 @@ def level_slice_s(slice_s: float, last_s: float, elapsed_s: float, left_s: float
     return min(slice_s, max(until_s, FIRST_SLICE_S))
 
 
-def seems_left_s(pipelines: Sequence[Pipeline], still_open: Sequence[Pipeline]) -> float:
-    """What the open ones may take, by those of their kind that were placed; one alone gains nothing."""
+def seems_long(pipelines: Sequence[Pipeline], still_open: Sequence[Pipeline]) -> bool:
+    """Whether the open ones may take long enough to start other processes, by those of their kind that were placed; one
+    alone gains nothing."""
     placeable = [p for p in still_open if p.is_refined and not p.is_waiting]
     left_s = 0.0
     for has_chunks in (False, True):
         placed = [p.solve_s for p in pipelines if p.has_chunks == has_chunks and p.num_slices]
         num_open = sum(p.has_chunks == has_chunks for p in placeable)
         left_s += num_open * sum(placed) / max(len(placed), 1)
-    return left_s if len(placeable) > 1 else 0.0
+    return (left_s if len(placeable) > 1 else 0.0) > PROCESSES_WORTH_S

@@ -29,5 +29,8 @@ class Engine(Protocol):
         is under way, or nothing came after the word to stop.
         """
 
+    def has_answer(self) -> bool:
+        """Whether `wait` would answer at once. Costs little."""
+
     def close(self) -> None:
         """End all processes."""

@@ -38,5 +38,9 @@ class InProcess:
             return None
         return solve(task, self._should_stop, self._on_better, known_paths=self._known_paths)
 
+    def has_answer(self) -> bool:
+        """Nothing is solved before it is waited for."""
+        return False
+
     def close(self) -> None:
         """Nothing to end."""

@@ -103,10 +103,18 @@ class LocalProcesses:
                 return None
             while self._again and self._last_s == np.inf:
                 self.give(self._again.popleft())
-            for key, _ in self._selector.select(timeout=POLL_S):
-                worker, take = key.data
-                take(worker)
+            self._look(POLL_S)
         return None
+
+    def has_answer(self) -> bool:
+        """Whether one has arrived."""
+        self._look(0.0)
+        return bool(self._arrived)
+
+    def _look(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout=timeout_s):
+            worker, take = key.data
+            take(worker)
 
     def close(self) -> None:
         """End all workers at once, whatever they do."""

@@ -188,6 +188,7 @@ class RayWorkers:
         self._arrived: deque[Answer] = deque()
         self._deaths: dict[int, int] = {}
         self._cutoff_ms, self._last_s, self._stopping, self._num_given = np.inf, np.inf, False, 0
+        self._looked_s = 0.0
         self._losses: list[str] = []
 
     @property
@@ -211,7 +212,6 @@ class RayWorkers:
 
     def wait(self) -> Answer | None:
         """The next answer. After the word to stop: those that come within LAST_WORD_S of it, then None."""
-        import ray
 
         while self._arrived or self._waiting or any(worker.task for worker in self._workers):
             if self._arrived:
@@ -225,11 +225,23 @@ class RayWorkers:
             self._hand_out()
             if self._waiting and not self._workers:  # every node is lost: go on here
                 return solve(self._waiting.popleft(), self._should_stop)
-            self._exchange()
-            calls = [call for worker in self._workers for call in (worker.answer, worker.exchange) if call is not None]
-            for call in ray.wait(calls, num_returns=1, timeout=POLL_S)[0]:
-                self._read(call)
+            self._look(POLL_S)
         return None
+
+    def has_answer(self) -> bool:
+        """Whether one has arrived, as far as was looked lately."""
+        if not self._arrived and self._workers and time.monotonic() > self._looked_s + POLL_S:
+            self._look(0.0)
+        return bool(self._arrived)
+
+    def _look(self, timeout_s: float) -> None:
+        import ray
+
+        self._exchange()
+        calls = [call for worker in self._workers for call in (worker.answer, worker.exchange) if call is not None]
+        for call in ray.wait(calls, num_returns=1, timeout=timeout_s)[0] if calls else ():
+            self._read(call)
+        self._looked_s = time.monotonic()
 
     def close(self) -> None:
         """End all workers at once, whatever they do. The cluster goes on."""
