@@ -6,8 +6,8 @@ waits until that one is settled, and then has its bound. A named order of one ch
 those that are tried where the order is to be found, at the same costs: it waits for that strategy, until a turn of that
 one ended without proof. Then it has a turn itself, for what is found of it is what the next turn begins with. So is a
 named one of two chunks there and back, which runs no pairs, where the order of two chunks is to be found; but it does
-not wait at all. Where bounds take long, the search dives now and then: of all that have a first bound, what promises
-most is placed.
+not wait at all. Where bounds take long, the search dives now and then: fills of what was placed are tried, neighbours
+of the best plan are placed, or of all that have a first bound, what promises most.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Agenda:
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
     profiled, and what is known of that. boughs: what is not listed yet. scout: meets plans of some of those of several
-    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction. is_spread: whether other
-    processes place, while this one looks for bounds. has_dived: whether bounds took that long once.
+    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction. num_idle: processes
+    that wait for something to place, while this one looks for bounds; 0: this one places too. has_dived: whether bounds
+    took that long once.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Agenda:
         self._by_key: dict[str, Pipeline] = {}
         self._any_order: dict[Strategy, Pipeline] = {}
         self._scout, self._has_favourites = scout, False
-        self.is_spread, self.has_dived, self._since_s = False, False, 0.0
+        self.num_idle, self.has_dived, self._since_s = 0, False, 0.0
 
     def admit(self, entry: SpaceEntry, should_stop: Callable[[], bool], known_ms: float = 0.0) -> None:
         """Take a strategy of the space: where it is lawful, it will be looked at. known_ms: no placement of it is
@@ -134,7 +135,9 @@ class Agenda:
         should_pause: Callable[[], bool],
     ) -> Pipeline | None:
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        patience_s = SPREAD_S if self.is_spread else PATIENCE_S if self._has_fair_plan() else DIVE_S
+        patience_s = PATIENCE_S if self._has_fair_plan() else DIVE_S
+        if self.num_idle:  # one at least stays free: while all place, nobody looks for bounds
+            patience_s = SPREAD_S if self.num_idle > 1 else math.inf
         dived: Pipeline | None = None
         while not should_stop() and not should_pause():
             if dived is None and time.monotonic() > self._since_s + patience_s:
@@ -144,9 +147,7 @@ class Agenda:
                 pipeline = dived
             else:
                 dived = None
-                if self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms):
-                    for strategy, bound_ms in self.branches.advance(cutoff_ms, should_stop):
-                        self.admit(judge(self._costs.job, strategy), should_stop, bound_ms)
+                if self._list_next(cutoff_ms, keep, should_stop):
                     continue
                 if not self._heap and not self._take_up_again(cutoff_ms):
                     return None
@@ -205,6 +206,13 @@ class Agenda:
                 self.push(pipeline)
         return None
 
+    def _list_next(self, cutoff_ms: float, keep: float, should_stop: Callable[[], bool]) -> bool:
+        """Go on with the branches, where the next of them is due; whether it is."""
+        is_due = self.branches.least_ms < self._listed_below_ms(keep * cutoff_ms)
+        for strategy, bound_ms in self.branches.advance(cutoff_ms, should_stop) if is_due else ():
+            self.admit(judge(self._costs.job, strategy), should_stop, bound_ms)
+        return is_due
+
     def _has_fair_plan(self) -> bool:
         """Whether a plan is known that is not far too full."""
         best = _best_of(self.pipelines)
@@ -236,15 +244,15 @@ class Agenda:
         best = _best_of(p for p in self.pipelines if p.num_slices)
         near = list_neighbours(best.strategies[0]) if best else ()
         found = [self._any_order.get(replace(strategy, schedule=FREE, orders=())) for strategy in near]
-        fresh = [p for p in found if p is not None and not (p.twin or p.num_slices or p.is_waiting)]
+        fresh = [p for p in found if p and not (p.twin or p.num_slices or p.is_waiting) and p.bound_ms < worth_ms]
         for pipeline in fresh:
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
             if pipeline.twin is not None:
                 self._take_out(pipeline)
-            elif pipeline.num_refinements == 1:
+            elif pipeline.num_refinements == 1 and pipeline.problem is not None:
                 pipeline.refine(worth_ms, should_stop)
-        return [p for p in fresh if p.twin is None and not p.infeasible and p.bound_ms < worth_ms]
+        return [p for p in fresh if not p.infeasible and p.problem is not None and p.bound_ms < worth_ms]
 
     def _take_out(self, pipeline: Pipeline) -> bool:
         """Out of the heap, before its turn; whether it was there."""

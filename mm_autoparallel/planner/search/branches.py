@@ -30,7 +30,7 @@ from mm_autoparallel.planner.search.space import decoders_of, divisors, judge
 from mm_autoparallel.planner.search.thinning import Thinning
 
 #: To name one that was never listed by its first lawful strategy. Measured on two cores, rounded up.
-NAMING_S = 1e-4
+NAMING_S = 1.5e-4
 
 
 @dataclass(eq=False)

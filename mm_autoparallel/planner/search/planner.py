@@ -219,6 +219,7 @@ class _Search:
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
+                    self.agenda.num_idle = engine.free if self.used_processes else 0
                     pipeline = self.next_open(engine.has_answer)
                     if pipeline is None:  # or an answer may tell more
                         break
@@ -230,7 +231,7 @@ class _Search:
                 engine.tell_cutoff(self.cutoff_ms)
                 may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
                 if may_spread and (self.agenda.has_dived or seems_long(self.pipelines, self.open_pipelines())):
-                    self.used_processes = self.agenda.is_spread = True
+                    self.used_processes = True
                     start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
                     engine = start(self.should_stop)
             while (late := engine.wait()) is not None:

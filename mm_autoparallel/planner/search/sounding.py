@@ -14,7 +14,7 @@ from itertools import pairwise
 from mm_autoparallel.planner.search.caution import Caution
 
 #: So many fills are tried at most; a stretch narrower than this is not worth one. Assumed.
-MOST_SOUNDINGS, NARROW_FRACTION = 6, 4e-3
+MOST_SOUNDINGS, NARROW_FRACTION = 4, 4e-3
 #: What was found may be so much fuller than the fill that was asked for, which counts less than some stages hold.
 FULLER_FRACTION = 5e-3
 
