@@ -20,19 +20,14 @@ FULLER_FRACTION = 5e-3
 
 
 class Sounding:
-    """That of one pipeline. is_due: whether a fill is to be tried, by what was known when it was last looked at."""
+    """That of one pipeline. is_due: whether a fill is to be tried, by what was known when it was last looked at; is_on:
+    whether one is being tried."""
 
     def __init__(self, caution: Caution) -> None:
-        self.is_due = False
+        self.is_due, self.is_on = False, False
         self._caution = caution
         self._step_ms: dict[float, float] = {}
         self._tried: list[float] = []
-        self._is_on = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a fill is being tried."""
-        return self._is_on
 
     def note(self, fill: float, step_ms: float) -> None:
         """A plan was found that is so full."""
@@ -50,12 +45,12 @@ class Sounding:
         fill = self.look(best_ms, most_fill)
         if fill is not None:
             self._tried.append(fill)
-            self._is_on = True
+            self.is_on = True
         return fill
 
     def end(self) -> bool:
         """It was tried; whether one was being tried."""
-        was_on, self._is_on = self._is_on, False
+        was_on, self.is_on = self.is_on, False
         return was_on
 
     def _middle(self, best_ms: float, most_fill: float) -> float | None:
