@@ -59,6 +59,7 @@ def test_it_comes_near_the_best_rank(at: float, slope: float) -> None:
 def test_nothing_is_worth_it_where_no_stretch_may_hold_a_better_plan() -> None:
     caution = Caution(make_job())
     sounding = Sounding(caution)
+    sounding.note(math.inf, 1.0)  # what keeps no limits is no plan
     assert sounding.begin(100.0, math.inf) is None  # nothing is found yet
     sounding.note(0.9, 100.0)
     assert sounding.begin(caution.rank_ms(100.0, 0.9), math.inf) is None

@@ -30,8 +30,9 @@ class Sounding:
         self._tried: list[float] = []
 
     def note(self, fill: float, step_ms: float) -> None:
-        """A plan was found that is so full."""
-        self._step_ms[fill] = min(step_ms, self._step_ms.get(fill, math.inf))
+        """A plan was found that is so full; infinite: it does not keep the limits, and is none."""
+        if math.isfinite(fill):
+            self._step_ms[fill] = min(step_ms, self._step_ms.get(fill, math.inf))
 
     def look(self, best_ms: float, most_fill: float) -> float | None:
         """The fill to try where best_ms is the best known rank and nothing fuller than most_fill is of interest; None
