@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,8 +13,20 @@ from mm_autoparallel.streams import LOGGER, say, tell_on_terminal, telling, warn
 
 
 @pytest.fixture(autouse=True)
-def untouched() -> None:
-    assert [type(handler) for handler in LOGGER.handlers] == [logging.NullHandler]
+def as_imported() -> Iterator[None]:
+    """The logger as a fresh process has it: hooks that other tests called tell on the terminal for good."""
+    before = list(LOGGER.handlers), LOGGER.level, LOGGER.propagate
+    LOGGER.handlers[:], LOGGER.propagate = [logging.NullHandler()], True
+    LOGGER.setLevel(logging.NOTSET)
+    yield
+    LOGGER.handlers[:], LOGGER.propagate = before[0], before[2]
+    LOGGER.setLevel(before[1])
+
+
+def test_a_fresh_process_has_a_logger_that_tells_nobody() -> None:
+    code = "import mm_autoparallel.streams, logging; print(logging.getLogger('mm_autoparallel').handlers)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[<NullHandler (NOTSET)>]"
 
 
 def test_nothing_is_printed_until_somebody_listens(

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from mm_autoparallel.validation import nearest
 LONGEST_S = 1800.0
 """Assumed: a model of a hundred layers of several kinds takes a minute a micro-batch."""
 
+_TRACEBACK = "Traceback (most recent call last):"
 _SOURCES = (
     *("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py"),
     *("profilers/transformers_releases.py", "model/job", "model/readers", "integrations/huggingface"),
@@ -116,5 +118,15 @@ def _run(folder: Path, request: Mapping[str, Any], path: Path) -> None:
         return
     if done.returncode == 2 and (folder / REFUSAL).exists():
         raise JobError(str(read_document(folder / REFUSAL, "refusal")["reason"]))
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    raise JobError(f"taking its class apart failed: {' '.join(lines[-3:])[-600:]}", where=f"model file {path}")
+    raise JobError(f"taking its class apart failed: {_last_error(done.stderr)}", where=f"model file {path}")
+
+
+def _last_error(stderr: str) -> str:
+    """What a process that failed said last: its exception without the lines of code it passed, or its last lines."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    if _TRACEBACK in lines:
+        last = len(lines) - lines[::-1].index(_TRACEBACK)
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines[last:]))
+    else:
+        lines = lines[-3:]
+    return " ".join(" ".join(lines).split())[:600]

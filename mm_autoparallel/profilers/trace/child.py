@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.model.job.workload import Workload
@@ -24,6 +26,10 @@ def main(folder: str) -> int:
             found.write_traces(place / "traces", mbs, workload, "mm-autoparallel trace", recompute=True)
         text = json.dumps(found.model.document(), indent=1)
         write_text_atomically(place / "model.json", text + "\n")
+    except ValidationError as failure:  # sizes that its class takes and no model has
+        told = [f"{'.'.join(map(str, finding['loc']))}: {finding['msg']}" for finding in failure.errors()]
+        write_text_atomically(place / REFUSAL, json.dumps({"reason": f"model file {request['path']}: {'; '.join(told)}"}))
+        return 2
     except PlannerError as failure:
         write_text_atomically(place / REFUSAL, json.dumps({"reason": " ".join(str(failure).split())}))
         return 2

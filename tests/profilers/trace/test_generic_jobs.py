@@ -130,3 +130,40 @@ def test_a_class_that_cannot_be_built_is_refused_with_its_reason(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "stablelmm"}))
     with pytest.raises(JobError, match=r"config.json: model_type is 'stablelmm'.*did you mean .stablelm.\?"):
         read_job(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "sizes", "reason"),
+    [
+        pytest.param(
+            "text_config",
+            {"hidden_size": 0, "head_dim": 16},
+            r"config.json: hidden_size: .*greater than or equal to 1",
+            id="no model has",
+        ),
+        pytest.param(
+            "vision_config",
+            {"image_size": -3},
+            r"apart failed: RuntimeError: [^\n^]*negative dimension -3",
+            id="torch refuses",
+        ),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_in_one_paragraph_without_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, sizes: dict[str, int], reason: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_job(tmp_path)
+    text = {key: value for key, value in CONFIG.items() if key != "model_type"} | {"model_type": "llama"}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    parts: dict[str, dict[str, Any]] = {
+        "text_config": text,
+        "vision_config": tower | {"image_size": 32, "patch_size": 8},
+    }
+    parts[part] |= sizes
+    config = {"model_type": "smolvlm", "image_token_id": 159, "scale_factor": 2, "pad_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | parts))
+    with pytest.raises(JobError, match=reason):
+        read_job(path)
