@@ -13,7 +13,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.encoder import Encoder
 from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders, deal_pipelines
 from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_placed, decoder_beside, list_cuts
-from mm_autoparallel.pipeline.placement.bubbles.compare import compare, features_bytes, prefetched_ms, steps_by_cap
+from mm_autoparallel.pipeline.placement.bubbles.compare import compare, features_bytes
 from mm_autoparallel.pipeline.placement.bubbles.construct import construct
 from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
@@ -87,9 +87,9 @@ def test_gain_over_phases() -> None:
 
 def test_caps_on_passes_ahead() -> None:
     """Fewer passes ahead of the decoder, and the step is no shorter; four are enough here."""
-    problem = EncodedProblem(decoder(4, 8), (encoder(4, 12.0, 24.0),))
-    found = steps_by_cap(problem, (1, 2, 4, None))
-    assert [(result.step_ms, result.status) for result in found.values()] == [
+    capped = [replace(encoder(4, 12.0, 24.0), most_ahead=cap) for cap in (1, 2, 4, None)]
+    found = [place_encoded(EncodedProblem(decoder(4, 8), (of,))) for of in capped]
+    assert [(result.step_ms, result.status) for result in found] == [
         (734.0, "optimal"),
         (724.0, "optimal"),
         (714.0, "optimal"),
@@ -189,7 +189,7 @@ def test_prefetched_and_cached_features() -> None:
     assert place_encoded(EncodedProblem(of, (ahead,))).step_ms == 1420.0
     assert features_bytes(EncodedProblem(of, (ahead,))) == 2 * 16 * 3.0
     own = replace(ahead, forward_ms=(100.0,), pipelines=deal_pipelines(1, 1, 0, 8))
-    assert place_encoded(EncodedProblem(of, (own,))).step_ms == prefetched_ms(1600.0, 1420.0, 0.0) == 1600.0
+    assert place_encoded(EncodedProblem(of, (own,))).step_ms == 1600.0
     cached = replace(ahead, run="cached", read_ms_per_byte=50.0)
     result = place_encoded(EncodedProblem(of, (cached,)))
     assert (result.status, result.step_ms) == ("optimal", 16 * 3.0 * 50.0)

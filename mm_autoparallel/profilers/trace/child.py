@@ -28,9 +28,10 @@ def main(folder: str) -> int:
         write_text_atomically(place / "model.json", text + "\n")
     except ValidationError as failure:  # sizes that its class takes and no model has
         told = [f"{'.'.join(map(str, finding['loc']))}: {finding['msg']}" for finding in failure.errors()]
-        write_text_atomically(place / REFUSAL, json.dumps({"reason": f"model file {request['path']}: {'; '.join(told)}"}))
-        return 2
+        reason = f"model file {request['path']}: {'; '.join(told)}"
     except PlannerError as failure:
-        write_text_atomically(place / REFUSAL, json.dumps({"reason": " ".join(str(failure).split())}))
-        return 2
-    return 0
+        reason = " ".join(str(failure).split())
+    else:
+        return 0
+    write_text_atomically(place / REFUSAL, json.dumps({"reason": reason}))
+    return 2

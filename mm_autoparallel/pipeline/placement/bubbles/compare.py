@@ -1,14 +1,12 @@
-"""What the same work takes in other ways: phases before and after the decoder's pipeline, an even chain, features that
-are made a step ahead; and what a cap on passes ahead of the decoder costs."""
+"""What the same work takes in other ways: phases before and after the decoder's pipeline, an even chain; and what
+features come to that are made elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem
 from mm_autoparallel.pipeline.placement.bubbles.bounds import encoder_loads_ms
-from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.encoders.play import Player, write_words
@@ -72,12 +70,6 @@ def chain_ms(tasks: Tasks) -> float:
     return num_passes * per_microbatch / num_stages + hops
 
 
-def prefetched_ms(encoder_ms: float, decoder_ms: float, projector_ms: float) -> float:
-    """The step where frozen encoders make the next batch's features on devices of their own, or at no cost to the
-    decoder's: encoder_ms is what their busiest device runs in a step; what trains of the projector is not hidden."""
-    return max(encoder_ms, decoder_ms) + projector_ms
-
-
 def features_bytes(problem: EncodedProblem) -> float:
     """What the outputs of one step come to that are not made in it: prefetched ones for each step of depth, cached ones
     as they are read."""
@@ -87,19 +79,3 @@ def features_bytes(problem: EncodedProblem) -> float:
         for encoder in problem.encoders
         if encoder.run != "bubbles"
     )
-
-
-def steps_by_cap(
-    problem: EncodedProblem,
-    caps: Iterable[int | None],
-    place: Callable[[EncodedProblem], EncodedResult] = place_encoded,
-) -> dict[int | None, EncodedResult]:
-    """Results with at most so many passes ahead of the decoder's first forward of them, None being any number."""
-    found = {}
-    for cap in caps:
-        capped = (
-            replace(each, most_ahead=cap) if each.run == "bubbles" and not each.follows else each
-            for each in problem.encoders
-        )
-        found[cap] = place(replace(problem, encoders=tuple(capped)))
-    return found
