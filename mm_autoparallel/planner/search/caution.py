@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
@@ -114,9 +114,9 @@ class Caution:
         if math.isinf(fill):
             return problem
         outside = outside_bytes(problem.communicator_bytes + problem.context_bytes, count_communicator_kinds(strategy))
-        working, moved_bytes = _least_working_bytes(problem)
-        chain = list(map(_at_least, problem.chain, working))
-        moved_bytes *= FRAGMENTED_FACTOR
+        needs = _least_needs(problem)
+        chain = [_at_least(*of) for of in zip(problem.chain, needs.working_bytes, needs.keeps, strict=True)]
+        moved_bytes = FRAGMENTED_FACTOR * needs.moved_bytes
         beside = [held.static_bytes + FRAGMENTED_FACTOR * held.kept_bytes for held in problem.beside]
         if beside:  # which the optimizer's step does not find there, so that moment is not limited
             chain = [replace(block, step_bytes=0.0, step_once_bytes=0.0, step_shard_bytes=None) for block in chain]
@@ -138,23 +138,25 @@ class Caution:
                 outside
                 + (beside[stage] if beside else 0.0)
                 + FRAGMENTED_FACTOR * _least_held_once(problem, stage)
-                - (moved_bytes if stage == problem.num_stages - 1 else 0.0)
+                - (moved_bytes if stage == problem.stage_of[-1] else 0.0)
                 for stage in range(problem.num_stages)
             ),
         )
 
 
-def _at_least(block: ChainBlock, working_bytes: float) -> ChainBlock:
+def _at_least(block: ChainBlock, working_bytes: float, keeps: bool) -> ChainBlock:
+    factor = FRAGMENTED_FACTOR if keeps else 0.0
     modes = tuple(
         replace(
             mode,
-            activation_bytes=FRAGMENTED_FACTOR * mode.activation_bytes,
+            activation_bytes=factor * mode.activation_bytes,
             restored_bytes=0.0,
             layout=_fragmented(mode.layout, 0.0) if mode.layout else None,
         )
         for mode in block.modes
     )
-    return replace(_fragmented(block, working_bytes), modes=modes)
+    least = replace(_fragmented(block, working_bytes), modes=modes)
+    return least if keeps else replace(least, activation_bytes=0.0, kept_for_weight_bytes=0.0)
 
 
 Figures = TypeVar("Figures", ChainBlock, Layout)
@@ -173,39 +175,71 @@ def _fragmented(noun: Figures, working_bytes: float) -> Figures:
     )
 
 
-def _least_working_bytes(problem: Problem) -> tuple[list[float], float]:
-    """Of each block, what a stage that holds it needs at work beside all that it keeps; and how much less the last
-    stage needs than that says, which is to be taken off its static bytes.
+@dataclass(frozen=True)
+class _Needs:
+    """working_bytes: of each block, what a stage that holds it needs at work beside all that it keeps; keeps: whether
+    what the block keeps is counted there. moved_bytes: how much less the stage of the last block needs than that says,
+    which is to be taken off its static bytes."""
+
+    working_bytes: list[float]
+    keeps: list[bool]
+    moved_bytes: float = 0.0
+
+
+def _least_needs(problem: Problem) -> _Needs:
+    """What stages need at work, as blocks tell it.
 
     With one chunk that is the working set of the stage's last block, whose backward is the first after the forward that
-    filled the stage: one of those from this block on. With more it is that of any block, for any chunk may be at work.
-    A block without a backward works when less is kept, and counts as nothing. The chain's last block lies on the last
-    stage, so that no other stage ends with it, nor with one pinned there, however little these work with: a problem
-    tells blocks apart and not stages, so the last block counts as much as any, and the last stage has that much less.
-    Where kinds of layers hold unequal bytes once, what a kind holds beyond the least of any counts here too.
+    filled the stage: one of those from this block on. With more it is that of the last block of any chunk. A block
+    without a backward works when less is kept, and counts as nothing. What comes before the first layer with a backward
+    (a projector behind a frozen tower) may end a chunk, and work with little: where it keeps less than a layer works
+    with it is left out whole. For after the forward that fills a stage with what layers keep, all of that is there
+    until a layer's backward begins.
+
+    The chain's last block lies on one stage, so that no other ends with it, nor with one pinned there, however little
+    these work with: a problem tells blocks apart and not stages, so the last block counts as much as any, and its stage
+    has that much less. Where kinds of layers hold unequal bytes once, what a kind holds beyond the least of any counts
+    here too.
     """
+    chain, count = problem.chain, len(problem.chain)
     if has_layouts(problem):  # what works with least is a question of its layout, and nothing is counted
-        return [0.0] * len(problem.chain), 0.0
-    prints = [_footprint(block) for block in problem.chain]
-    working = [held.working_bytes if held.has_backward else 0.0 for held in prints]
+        return _Needs([0.0] * count, [True] * count)
+    prints = [_footprint(block) for block in chain]
     has_chunks = problem.num_chunks > 1
-    of_last = min(working) if has_chunks else working[-1] + _least_shelved_bytes(problem)
-    on_last = [block.pinned == "last" for block in problem.chain[:-1]]
-    if problem.num_stages == 1 or problem.chain[-1].count > 1 or all(on_last):
-        least = [of_last] * len(working) if has_chunks else [*_least_from_here(working)[:-1], of_last]
-        return least, 0.0
-    others = [math.inf if pinned else each for pinned, each in zip(on_last, working, strict=False)]
-    least = [min(others)] * len(others) if has_chunks else _least_from_here(others)
+    without = math.inf if has_chunks else 0.0
+    working = [held.working_bytes if held.has_backward else without for held in prints]
+    on_last = [block.pinned == "last" for block in chain[:-1]]
+    is_alone = problem.num_stages == 1 or chain[-1].count > 1 or all(on_last)
+    ends = working if is_alone else [math.inf if no else each for no, each in zip(on_last, working, strict=False)]
+    if has_chunks:
+        start = _first_that_counts(problem, ends)
+        least_bytes, of_last = min(ends[start:]), min(working[start:])
+        least = [least_bytes if k >= start and held.has_backward else 0.0 for k, held in enumerate(prints)]
+    else:
+        start, least, of_last = 0, _least_from_here(ends), working[-1] + _least_shelved_bytes(problem)
+    keeps = [k >= start for k in range(count)]
+    if is_alone:
+        return _Needs([*least[: count - 1], of_last], keeps)
     more = _more_held_once(problem, prints)
     least = [0.0 if pinned else each + once for pinned, each, once in zip(on_last, least, more, strict=False)]
     moved_bytes = max(0.0, max(least) - of_last)
-    return [*least, of_last + moved_bytes], moved_bytes
+    return _Needs([*least, of_last + moved_bytes], keeps, moved_bytes)
+
+
+def _first_that_counts(problem: Problem, ends: list[float]) -> int:
+    """The first block of `_least_needs`, with chunks; ends: working sets of blocks with a backward, which chunks may
+    end with, infinite for others."""
+    start = next((k for k, of in enumerate(ends) if problem.chain[k].layer and math.isfinite(of)), 0)
+    kept_bytes = sum(block.activation_bytes for block in problem.chain[:start]) * problem.num_virtual_stages
+    return start if min(ends[start:]) - min(ends) > kept_bytes else 0
 
 
 def _more_held_once(problem: Problem, prints: list[Footprint]) -> list[float]:
-    """Of each block, what a stage before the last that holds it holds once, beyond `_least_held_once` of the stage."""
+    """Of each block, what a stage without the chain's last block holds once where it holds this one, beyond
+    `_least_held_once` of the stage."""
     layers = [held for held, block in zip(prints, problem.chain, strict=True) if block.layer]
-    beside: list[list[Footprint]] = [[prints[0]], []][: problem.num_stages - 1]
+    stages = [stage for stage in range(problem.num_stages) if stage != problem.stage_of[-1]]
+    beside: list[list[Footprint]] = [[prints[0]]] * (0 in stages) + [[]] * any(stages)
     least = [min(sum_held_once([held, *ends]) for held in layers) for ends in beside]
     return [
         max(0.0, min(sum_held_once([held, *ends]) - known for ends, known in zip(beside, least, strict=True)))
@@ -221,11 +255,12 @@ def _least_from_here(values: list[float]) -> list[float]:
 def _least_shelved_bytes(problem: Problem) -> float:
     """What is shelved (pipeline/simulate/memory.py) wherever the last block of the chain works, with one chunk a stage.
 
-    Nothing, unless that block is no layer and its moment is fuller than every layer's of its stage, which come when
+    Nothing where weight gradients run by themselves: what they are computed of lies there at any layer's. Nothing,
+    unless that block is no layer and its moment is fuller than every layer's of its stage, which come when
     what the last block keeps of this micro-batch is freed, or not kept yet.
     """
     last, held = problem.chain[-1], _footprint(problem.chain[-1])
-    if last.layer or last.modes or not held.has_backward:
+    if problem.splits or last.layer or last.modes or not held.has_backward:
         return 0.0
     layers = [(_footprint(block).working_bytes, block) for block in problem.chain if block.layer]
     most_bytes = max(
@@ -241,7 +276,7 @@ def _least_held_once(problem: Problem, stage: int) -> float:
     prints = [_footprint(block) for block in problem.chain]
     if problem.num_stages == 1 and not has_layouts(problem):
         return sum_held_once(prints)
-    ends = [prints[0]] * (stage == 0) + [prints[-1]] * (stage == problem.num_stages - 1)
+    ends = [prints[0]] * (stage == 0) + [prints[-1]] * (stage == problem.stage_of[-1])
     every = in_every_layout(problem).chain
     return min(sum_held_once([_footprint(block), *ends]) for block in every if block.layer)
 
