@@ -136,7 +136,9 @@ function Searched({ space, theme, take }: Pick<Props, "space" | "theme"> & { tak
 function sizesOf(found: Columns, index: number, names: string[]): SetSizes["sizes"] {
   const columns = Object.entries(found.sizes).map(([name, column]) => [name, column[index]] as const);
   const all = [...columns, ["SCHEDULE", found.schedule[index]] as const];
-  return Object.fromEntries(all.filter(([name, value]) => (names.includes(name) || name.includes(".")) && value !== ""));
+  return Object.fromEntries(
+    all.filter(([name, value]) => (names.includes(name) || name.includes(".")) && value !== ""),
+  );
 }
 
 /** Ctrl-Z takes back, Ctrl-Shift-Z does again; in a field of a form they are the field's own. */
