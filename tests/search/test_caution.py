@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.problem_file import problem_document
+from mm_autoparallel.pipeline.schedules.action import format_order
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.pipeline.solve.cache import SolvedCache
 from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
@@ -275,7 +278,16 @@ def drawn_placement(problem: Problem, rng: np.random.Generator) -> Placement:
 
 @pytest.mark.parametrize(
     ("schedule", "vpp"),
-    [("zb_h1", 1), ("interleaved_1f1b", 2), ("interleaved_zb", 2), ("zbv", 2), ("v_half", 2), ("dualpipev", 2)],
+    [
+        ("zb_h1", 1),
+        ("interleaved_1f1b", 2),
+        ("interleaved_zb", 2),
+        ("zbv", 2),
+        ("v_half", 2),
+        ("dualpipev", 2),
+        ("free", 1),
+        ("free", 2),
+    ],
 )
 @pytest.mark.parametrize("model", ["kimi-vl-a3b", "qwen3-vl-30b-a3b", "qwen2.5-vl-7b"])
 @pytest.mark.parametrize("frozen", [True, False])
@@ -286,7 +298,13 @@ def test_no_order_is_counted_fuller_than_it_is(schedule: str, vpp: int, model: s
     strategy = Strategy(pp=2, tp=1, dp=2, mbs=2, cp=4, vpp=vpp, schedule=schedule)
     problem = build_problem(job, strategy)
     rng = np.random.default_rng(1)
-    counts_no_more(job, strategy, [drawn_placement(problem, rng) for _ in range(30)])
+    placements = [drawn_placement(problem, rng) for _ in range(30)]
+    if schedule == "free":
+        known = find_schedule("zb_h2" if vpp == 1 else "zbv", vpp)
+        sizes = problem.num_stages, vpp, problem.num_microbatches
+        orders = tuple(format_order(known.order(*sizes, stage)) for stage in range(problem.num_stages))
+        placements = [replace(placement, orders=orders) for placement in placements]
+    counts_no_more(job, strategy, placements)
 
 
 @pytest.mark.parametrize(
