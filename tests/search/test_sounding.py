@@ -94,7 +94,7 @@ def test_what_is_tried_is_no_slice_and_its_bound_is_of_its_fill(agenda_and_met) 
     assert pipeline.floors.of(fill) == 1.1 * bound_ms
 
 
-@pytest.mark.parametrize(("num_layers", "seq_length"), [(8, 32768), (12, 16384)])
+@pytest.mark.parametrize(("num_layers", "seq_length"), [(8, 28672), (12, 16384)])
 def test_no_answer_hangs_on_it(num_layers: int, seq_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job, begun, begin = make_job(num_layers, seq_length), [], Sounding.begin
 

@@ -255,19 +255,23 @@ def _least_from_here(values: list[float]) -> list[float]:
 def _least_shelved_bytes(problem: Problem) -> float:
     """What is shelved (pipeline/simulate/memory.py) wherever the last block of the chain works, with one chunk a stage.
 
-    Nothing where weight gradients run by themselves: what they are computed of lies there at any layer's. Nothing,
-    unless that block is no layer and its moment is fuller than every layer's of its stage, which come when
-    what the last block keeps of this micro-batch is freed, or not kept yet.
+    Nothing, unless that block is no layer and its moment is fuller than every layer's of its stage. Those of their
+    backwards come when what the last block keeps of this micro-batch is freed, but for what its weight gradient waits
+    for, or not kept yet; a layer's weight gradient may run by itself, and then as much is kept as when the last block's
+    does.
     """
     last, held = problem.chain[-1], _footprint(problem.chain[-1])
-    if problem.splits or last.layer or last.modes or not held.has_backward:
+    if last.layer or last.modes or not held.has_backward:
         return 0.0
     layers = [(_footprint(block).working_bytes, block) for block in problem.chain if block.layer]
-    most_bytes = max(
+    freed_bytes = last.activation_bytes - (last.pending_bytes if problem.splits else 0.0)
+    most_bytes = -freed_bytes + max(
         working_bytes + max([0.0, *(block.activation_bytes - mode.activation_bytes for mode in block.modes)])
         for working_bytes, block in layers
     )
-    is_fullest = most_bytes - last.activation_bytes < held.working_bytes * (1.0 - _CLEAR_FRACTION)
+    if problem.splits:
+        most_bytes = max([most_bytes, *(working_bytes for working_bytes, _ in layers)])
+    is_fullest = most_bytes < held.working_bytes * (1.0 - _CLEAR_FRACTION)
     return layers[-1][0] if is_fullest else 0.0  # every stage has a layer, and this one the last of the chain
 
 
