@@ -34,7 +34,7 @@ from mm_autoparallel.planner.explain.why_not import explain_why_not
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.check import check_eliminated
 from mm_autoparallel.planner.search.planner import search
-from mm_autoparallel.planner.search.space import list_space
+from mm_autoparallel.planner.search.space import list_entries, list_space
 from mm_autoparallel.planner.search.watched import describe_end
 from mm_autoparallel.validation import parse_record
 
@@ -305,6 +305,32 @@ def test_no_order_is_counted_fuller_than_it_is(schedule: str, vpp: int, model: s
         orders = tuple(format_order(known.order(*sizes, stage)) for stage in range(problem.num_stages))
         placements = [replace(placement, orders=orders) for placement in placements]
     counts_no_more(job, strategy, placements)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", ["qwen2.5-omni-7b", "qwen3-vl-30b-a3b", "kimi-vl-a3b", "internvl3-8b"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_strategy_is_counted_fuller_than_it_is(model: str, frozen: bool) -> None:
+    """Of all layouts and orders but those that placements give."""
+    limits = {
+        "pp": [2, 3, 4],
+        "tp": [1, 2],
+        "cp": [1],
+        "mbs": [1, 2],
+        "schedule": "all",
+        "layouts": "all",
+        "max_vpp": 2,
+    }
+    workload = {"global_batch_size": 24, "seq_length": 4096, "image_tokens_per_sample": 1024, "images_per_sample": 4}
+    job = mmap.Job(model, {"device": "h100-80g", "num_nodes": 1}, workload, freeze={"vision": frozen}, search=limits)
+    rng, num_seen = np.random.default_rng(2), 0
+    lawful = [entry.strategy for entry in list_entries(job) if entry.reason is None]
+    for strategy in (lawful[k] for k in rng.choice(len(lawful), 300, replace=False)):
+        problem = build_problem(job, strategy)
+        if not problem.encoders and strategy.schedule != "free":
+            counts_no_more(job, strategy, [drawn_placement(problem, rng) for _ in range(8)])
+            num_seen += 1
+    assert num_seen > 100
 
 
 @pytest.mark.parametrize(
