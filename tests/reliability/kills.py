@@ -12,12 +12,14 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +37,7 @@ REPORT_EVERY = 20
 
 BEFORE_ANY_LINE = "Could not import runpy module"
 """What Python itself says where Ctrl-C meets its start, before a line of the package: exit code 1."""
+JOURNALS = (".sqlite-journal", ".sqlite-wal", ".sqlite-shm")
 USUAL_CODES = (0, 130, *(-number for number in SIGNALS))
 """Ended before the signal came, interrupted in order, or by the signal before Python or after it."""
 
@@ -113,11 +116,14 @@ def prepare(folder: Path) -> Path:
 
 
 def look(folder: Path) -> tuple[set[Path], list[Path], list[Path]]:
-    """(files that are to stay, those of them that are half-written, temporary files) in `folder`; no logs of runs."""
+    """(files that are to stay, those of them that are half-written, temporary files) in `folder`; no logs of runs, nor
+    SQLite's journals, which whoever opens its file next plays back."""
     files = {path for path in folder.rglob("*") if path.is_file() and "logs" not in path.relative_to(folder).parts}
+    files = {path for path in files if not path.name.endswith(JOURNALS)}
     temporary = [path for path in files if path.suffix == ".tmp"]
     whole = files.difference(temporary)
-    return whole, [path for path in sorted(whole) if not is_json(path)], temporary
+    is_whole = {".sqlite": is_database}
+    return whole, [path for path in sorted(whole) if not is_whole.get(path.suffix, is_json)(path)], temporary
 
 
 def is_json(path: Path) -> bool:
@@ -127,6 +133,15 @@ def is_json(path: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_database(path: Path) -> bool:
+    """Whether `path` holds an SQLite database without a fault, once its journal is played back."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    except sqlite3.DatabaseError:
+        return False
 
 
 def kill_once(command: Command, folder: Path, number: signal.Signals, after_s: float, tally: Tally) -> None:
