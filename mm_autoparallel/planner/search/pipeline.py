@@ -309,17 +309,17 @@ class Pipeline:
         return self.level.num_slices > 0 and is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
     def descend(self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, stop: Callable[[], bool]) -> bool:
-        """Leave out what is too full to rank below the best, or by rough_fraction below; whether that was anything.
+        """Leave out what is too full to rank below the best, or by rough_fraction if no more is known; if any.
 
-        Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
-        Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
-        counts or does not keep the limits: then each placement of the level is judged by itself if they are few; else
-        the level ends below that placement, and what it leaves out has its bound."""
+        No step of its level is below within_ms: what is filled beyond fill_at(aim / within_ms) ranks above `aim`. Where
+        that is nothing and its best placement is known, that is fuller than the level counts or keeps no limits: each
+        placement is judged by itself if they are few; else the level ends below it, whose bound the rest has."""
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION, of_level(rough_fraction, self.level.num_slices))
-        aim_ms = min(keep * min(cutoff_ms, self.rank_ms), self.elsewhere_ms if rough_fraction else np.inf)
+        aim_ms = keep * min(cutoff_ms, self.rank_ms)
+        aim_ms = min(max(aim_ms, self.ranked_ms), self.elsewhere_ms) if rough_fraction else aim_ms
         lower = self.floors.fill_beyond(aim_ms, within_ms)
         if lower < fill * (1.0 if self.level.num_slices else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
