@@ -38,3 +38,13 @@ def test_levels_to_come_share_what_is_left() -> None:
     assert level_slice_s(27.0, 0.0, 30.0, 30.0) == 30.0 / 5.0
     assert level_slice_s(27.0, 3.0, 30.0, 30.0) == 9.0
     assert level_slice_s(81.0, 9.0, 30.0, 30.0) == pytest.approx(42.0 - 30.0)
+
+
+def test_a_level_that_ends_roughly_ends_no_lower_than_is_known(make_job, agenda_and_met) -> None:
+    job = make_job(memory_bytes=6.5e9, failure_price=0.1, tp=(1,), cp=(1,), pp=(2,), mbs=(1,))
+    agenda, _ = agenda_and_met(job)
+    pipeline = agenda.next_open(math.inf, 0.0, 0.0, lambda: False)
+    pipeline.level.num_slices, known_ms = 2, pipeline.bound_ms
+    assert pipeline.descend(1.004 * known_ms, 0.0, 0.008, lambda: False)
+    assert math.isfinite(pipeline.level.fill_fraction)
+    assert known_ms <= pipeline.bound_ms < 1.004 * known_ms
