@@ -309,7 +309,7 @@ class Pipeline:
         return self.level.num_slices > 0 and is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
     def descend(self, cutoff_ms: float, gap_fraction: float, rough_fraction: float, stop: Callable[[], bool]) -> bool:
-        """Leave out what is too full to rank below the best, or by rough_fraction if no more is known; if any.
+        """Leave out what is too full to rank below the best, or by rough_fraction if no more is known; whether it did.
 
         No step of its level is below within_ms: what is filled beyond fill_at(aim / within_ms) ranks above `aim`. Where
         that is nothing and its best placement is known, that is fuller than the level counts or keeps no limits: each
