@@ -20,10 +20,9 @@ from mm_autoparallel.pipeline.placement.orders.local import Found
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.periods import BESIDE, BEYOND, MOST_FACTOR, NEAR, TOGETHER, Periods
 from mm_autoparallel.pipeline.placement.orders.rules import end_words
-from mm_autoparallel.pipeline.placement.orders.words import fits_word, play_words, stretch_words
+from mm_autoparallel.pipeline.placement.orders.words import fits_word, step_of, stretch_words
 
 Floats = NDArray[np.float64]
-Words = NDArray[np.int8]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,12 +52,6 @@ def passing(table: Floats, period_ms: float) -> NDArray[np.bool_]:
     """[R] rows whose work passes in a period."""
     able: NDArray[np.bool_] = table[:, :NUM_KINDS].sum(axis=1) <= period_ms
     return able
-
-
-def step_of(words: Words, figures: Floats) -> float:
-    starts = np.empty(words.shape)
-    position = np.empty((len(words), NUM_KINDS, words.shape[1] // NUM_KINDS), np.int64)
-    return play_words(words, figures, starts, position)[0]
 
 
 @pytest.mark.parametrize("seed", range(40))

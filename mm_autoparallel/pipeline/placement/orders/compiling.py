@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
+from mm_autoparallel.pipeline.placement.orders.justify import justify_words
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
@@ -35,6 +36,7 @@ def _compile_search() -> None:
     search_rules(*place, rules, words, 1, 1.0, 0, 0.0, True)
     end_words(table, words, 1, 1, 1.0, 0, 0.0)
     anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
+    justify_words(words, table)
 
 
 def _compile_proofs() -> None:

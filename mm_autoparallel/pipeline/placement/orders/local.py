@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
+from mm_autoparallel.pipeline.placement.orders.justify import justify_words
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
 from mm_autoparallel.pipeline.placement.orders.timetable import SAME
-from mm_autoparallel.pipeline.placement.orders.words import play_words, stretch_words
+from mm_autoparallel.pipeline.placement.orders.words import step_of, stretch_words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,8 +23,8 @@ Words = NDArray[np.int8]
 Rules = NDArray[np.float64]
 """Columns of several units, see `rules`."""
 
-#: Moves of one run at most.
-MOVES = 30_000
+#: Moves of one run at most, for each action, and times actions: half a second or so.
+MOVES, MOVES_PER_ACTION, ROUND_ACTIONS = 30_000, 80, 60_000_000
 #: Words of pairs tried, where many are, in parts of a run's moves, and few at least; words that rules make, which take
 #: ten times as long, and the moves of letters that follow them. Assumed.
 PAIRS_PART, FEW_PAIRS, RULES_PART, AFTER_RULES_PART = 3, 10_000, 7, 4
@@ -33,6 +34,11 @@ AHEAD, FEW_LASTS, LASTS, NEAR_FACTOR, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5)
 #: How many micro-batches a step has whose ends are looked for, in stages, where these are such a part of all or less.
 #: Assumed.
 SHORT_STAGES, SHORT_PART = 3, 0.7
+
+
+def count_moves(num_actions: int) -> int:
+    """Of a run over so many actions."""
+    return max(1, min(MOVES, MOVES_PER_ACTION * num_actions, ROUND_ACTIONS // num_actions))
 
 
 @dataclass(eq=False)
@@ -145,10 +151,9 @@ class Run:
             return found
         words, figures = self._words(num_stages), self.table.figures[found.rows]
         best = Found(np.inf, found.boundaries, found.rows, words)
-        starts, position = np.empty(words.shape), np.empty((num_stages, NUM_KINDS, self.num_microbatches), np.int64)
         for first in range(count // 4, 3 * count // 4):
             if stretch_words(found.words, first, together, words):
-                step_ms = play_words(words, figures, starts, position)[0]
+                step_ms = step_of(words, figures)
                 if step_ms < best.step_ms:
                     best.step_ms, best.words = step_ms, words.copy()
         return best
@@ -160,13 +165,19 @@ class Run:
         return self.go_on(found)
 
     def go_on(self, found: Found, part: int = 1) -> Found:
-        """Move letters of words that are known, which are overwritten with the best. part: of the run's moves."""
+        """Justify words that are known, and move letters of them; they are overwritten with the best. part: of the
+        run's moves."""
         if np.isfinite(found.step_ms):
+            self._justify(found)
             found.step_ms = anneal_words(
                 *self._rows, found.boundaries, found.rows, found.words, max(1, self.num_moves // part),
                 self.warm_ms, self.seed, self.target_ms, self.may_move,
             )  # fmt: skip
+            self._justify(found)
         return found
+
+    def _justify(self, found: Found) -> None:
+        found.step_ms = justify_words(found.words, self.table.figures[found.rows])
 
     @property
     def _rows(self) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:

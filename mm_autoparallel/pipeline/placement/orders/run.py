@@ -18,7 +18,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_s
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
-from mm_autoparallel.pipeline.placement.orders.local import MOVES, Found, Ruled, Run
+from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run, count_moves
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
@@ -26,6 +26,7 @@ from mm_autoparallel.pipeline.placement.orders.periods import Periods
 from mm_autoparallel.pipeline.placement.orders.roomy import rows_with_room
 from mm_autoparallel.pipeline.placement.orders.starts import NUM_STARTS, find_starts
 from mm_autoparallel.pipeline.placement.orders.table import read_word, write_word
+from mm_autoparallel.pipeline.placement.orders.windows import Windows
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -38,9 +39,8 @@ Words = NDArray[np.int8]
 #: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell;
 #: before them two that take less, where a round looks at few placements.
 GAPS, WIDE_GAPS, FEW = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7), (1e-2, 5e-3), 100
-#: Moves of one run of each kind of search for each action; warmth of its start in parts of a stage's mean load; runs of
-#: a first round.
-MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 80, (0.03, 0.1), 6
+#: Warmth of the start of a run in parts of a stage's mean load; runs of a first round.
+WARMTHS, FIRST_RUNS = (0.03, 0.1), 6
 #: Where modes buy room, one of both first runs has rows that hold so many times what is in flight where nothing waits,
 #: by turns. Assumed.
 ROOMS = (1.4, 1.2)
@@ -50,10 +50,8 @@ LEAD_PART = 0.999
 RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
 #: Steady parts are looked for where so many times as many micro-batches as stages pass. Assumed.
 REPEATED = 3
-#: Periods that one run asks for at most.
-PERIODS = 8
-#: Placements that a round looks at.
-LISTED = 2_000
+#: Periods that one run asks for at most; placements that a round looks at.
+PERIODS, LISTED = 8, 2_000
 #: Of so many placements that a round looks at one part is divided, and one has its bound raised.
 DIVIDED, REFINED = 4, 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time: where its model is strong, so many at
@@ -66,8 +64,6 @@ TURNS, SEEDS = 3, 1_000_000
 FOCUS = (0, 0, 4)
 #: Of so many open placements the boundaries of every run stay.
 FEW_OPEN, FOCUSED = 4, 2
-#: Moves in all, times actions, that one task of a round makes: half a second or so.
-ROUND_ACTIONS = 60_000_000
 
 
 class OrderSearch:
@@ -104,6 +100,7 @@ class OrderSearch:
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self.seed = 0
+        self._windows = Windows()
 
     def search(self) -> None:
         """The first runs of local search, from placements of the least bounds."""
@@ -124,13 +121,14 @@ class OrderSearch:
                 can_polish = self._periods_lead and self.best is not None  # what leads may not fit after all
                 first_task = self._polish if can_polish else partial(self._first_task, starts, side=0)
                 other = threads.submit(first_task(round_number))
-                found, first = beside(), other.result()
+                before_ms, found, first = self.upper_ms, beside(), other.result()
                 if self._has_rules and found is not None and first.step_ms < LEAD_PART * found.step_ms:
                     self._rules_lead = not is_repeated
                 elif self._has_rules and found is not None and found.step_ms < LEAD_PART * first.step_ms:
                     self._periods_lead = is_repeated
                 for best in (first, found):
                     self._offer(best)
+                self._shorten(before_ms)
                 if self._is_near():
                     break
 
@@ -239,13 +237,9 @@ class OrderSearch:
         """What is common to the next run, which is so many times as long as others, and begins so warm."""
         self.seed += 1
         count = self.problem.num_microbatches
-        num_moves = self._num_moves(self.problem.num_stages * NUM_KINDS * count)
+        num_moves = count_moves(self.problem.num_stages * NUM_KINDS * count)
         warm_ms = WARMTHS[turn % len(WARMTHS)] * warmth * self._load_ms
         return Run(self.table, count, int(num_moves * times), warm_ms, self.seed, self._target_ms, may_move)
-
-    def _num_moves(self, num_actions: int) -> int:
-        """Of a run over so many actions."""
-        return max(1, min(MOVES, MOVES_PER_ACTION * num_actions, ROUND_ACTIONS // num_actions))
 
     def _polish(self, number: int) -> Callable[[], Found]:
         """A run of local search from the best words."""
@@ -265,6 +259,12 @@ class OrderSearch:
         if step_ms < most_ms:
             self.best = replace(found, step_ms=step_ms)
             self._take(placement, step_ms)
+
+    def _shorten(self, before_ms: float) -> None:
+        """Try windows of the best words, where a round found none below before_ms."""
+        if self.best is not None and self.best.step_ms >= before_ms:
+            figures = self.table.figures[self.best.rows]
+            self._offer(self._windows.improve(self.best, figures, self.should_stop))
 
     def _part_best(self) -> None:
         """Split more backwards of the best words, once."""
@@ -340,8 +340,10 @@ class OrderSearch:
                 if not closing.divide(self.should_stop):
                     break
             num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, hard)
+            before_ms = self.upper_ms
             for best in other.result() if other is not None else ():
                 self._offer(best)
+            self._shorten(before_ms)
             self._part_best()
             self.num_leaves += num_asked
             for answered in (found, beside.result() if beside is not None else None):

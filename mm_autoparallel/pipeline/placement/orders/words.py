@@ -96,6 +96,13 @@ def play_words(words: Words, figures: Floats, starts: Floats, position: Ints) ->
 
 
 @kernel
+def step_of(words: Words, figures: Floats) -> float:
+    """The step in ms of words [P, 3M]; infinite where they wait for one another."""
+    position = np.empty((words.shape[0], NUM_KINDS, words.shape[1] // NUM_KINDS), np.int64)
+    return play_words(words, figures, np.empty(words.shape), position)[0]
+
+
+@kernel
 def fits_word(word: Words, figures: Floats) -> bool:
     """Whether a stage with figures [NUM_FIGURES] has room for its word [3M], each of whose actions follows what it
     needs on this stage."""
