@@ -4,7 +4,8 @@ Placing knows steps and limits, and fills what it may: a plan that is as fast an
 finds. And a level counts less than some stages hold (search/caution.py), so what it finds may be fuller than the level.
 So another problem is placed: of the emptiest fill at which the bound is what it is at the level's, or of one of those
 up to which plans may rank least (search/floors.py), its limits lowered by what the stages of all plans known of it were
-fuller than counted. It bounds nothing; its plans are plans of the level.
+fuller than counted. Before them comes that of the best plan's own fill, for one that is as full and faster. It bounds
+nothing; its plans are plans of the level.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LEAST_PART, CLOSE_FRACTION, SAME_FRACTION = 0.8, 5e-4, 2e-4
 #: How many others are tried, and how often each is.
 NUM_OTHERS, MOST_TRIES = 1, 2
+#: By how much more than a plan fills its own fill is, for sums that are rounded.
+ROUNDING_FRACTION = 1e-9
 
 
 class Trimming:
@@ -40,6 +43,7 @@ class Trimming:
         self._seen = math.inf, 0
         self._fills: dict[float, float] = {}
         self._num_tries: dict[float, int] = {}
+        self._num_polished: dict[float, int] = {}
 
     def begin(self, pipeline: Pipeline, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
         """After each slice of a level whose order is to be found: whether an emptier plan may rank below cutoff_ms, and
@@ -51,6 +55,8 @@ class Trimming:
         self._seen = seen
         if not level.num_slices or level.problem is None or pipeline.problem is None:
             return False
+        if pipeline.rank_ms <= cutoff_ms and self._polish(pipeline):
+            return True
         fills = self._list_fills(pipeline, level.problem, should_stop)
         fill = min(fills, key=lambda each: self._num_tries.get(each, 0))
         self._num_tries[fill] = self._num_tries.get(fill, 0) + 1
@@ -63,6 +69,17 @@ class Trimming:
         problem = pipeline.problem_at(fill)
         limits = np.array(problem.memory_limit_bytes) * (1.0 - over / fill)
         self.problem = replace(problem, memory_limit_bytes=tuple(limits.tolist()))
+        return True
+
+    def _polish(self, pipeline: Pipeline) -> bool:
+        """Look for a faster plan that is as full as the best of all, of this pipeline, where that is new."""
+        placement = pipeline.placement
+        assert placement is not None
+        fill = float(np.max(_list_counted(pipeline, placement))) * (1.0 + ROUNDING_FRACTION)
+        if self._num_polished.get(fill, 0) == MOST_TRIES or pipeline.floors.of(fill) >= pipeline.step_ms:
+            return False
+        self._num_polished[fill] = self._num_polished.get(fill, 0) + 1
+        self.problem, self.cutoff_ms = pipeline.problem_at(fill), pipeline.step_ms
         return True
 
     def end(self) -> bool:
@@ -97,8 +114,13 @@ class Trimming:
         """[P] by how much each stage is fuller than a level counts it."""
         problem, strategy, caution = pipeline.problem, pipeline.strategies[0], pipeline.caution
         assert problem is not None
-        counted = pipeline.problem_at(1.0)
         fills = caution.list_fills(problem, placement, strategy, simulate(problem, placement))
-        peaks = simulate(counted, placement).peak_memory_bytes
-        excess: NDArray[np.float64] = np.maximum(np.array(fills) - peaks / np.array(counted.memory_limit_bytes), 0.0)
+        excess: NDArray[np.float64] = np.maximum(np.array(fills) - _list_counted(pipeline, placement), 0.0)
         return excess
+
+
+def _list_counted(pipeline: Pipeline, placement: Placement) -> NDArray[np.float64]:
+    """[P] how full levels count each stage."""
+    problem = pipeline.problem_at(1.0)
+    counted: NDArray[np.float64] = simulate(problem, placement).peak_memory_bytes / np.array(problem.memory_limit_bytes)
+    return counted

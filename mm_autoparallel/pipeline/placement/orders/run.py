@@ -18,7 +18,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_s
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
-from mm_autoparallel.pipeline.placement.orders.local import Found, Ruled, Run, count_moves
+from mm_autoparallel.pipeline.placement.orders.local import NEAR_FACTOR, Found, Ruled, Run, count_moves
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
@@ -152,9 +152,11 @@ class OrderSearch:
         )
 
     def adopt(self, placement: Placement) -> None:
-        """Begin with a placement that is known, if it fits, is below the cutoff and made of ways that are listed."""
-        if not placement.orders or not self.offer(placement):
+        """Begin with a placement that is known, if it fits, is near the cutoff and made of ways that are listed."""
+        step_ms = self._play(placement) if placement.orders else np.inf
+        if step_ms >= NEAR_FACTOR * self.upper_ms:
             return
+        self._take(placement, step_ms)
         ends, lanes = self.options.segments.boundaries(placement)
         words, rows = [], []
         for s, text in enumerate(placement.orders):
@@ -171,9 +173,9 @@ class OrderSearch:
             words.append(found[0])
             rows.append(first + int(np.argmax(is_same)))
         at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
-        self.best = Found(self.upper_ms, at, at_rows, np.array(words))
+        self.best = Found(step_ms, at, at_rows, np.array(words))
         if self._can_repeat:
-            self._periods.know(self.best.words, self._starts.times(self.best.words, at_rows), self.upper_ms)
+            self._periods.know(self.best.words, self._starts.times(self.best.words, at_rows), step_ms)
 
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
@@ -277,10 +279,6 @@ class OrderSearch:
 
         self._take(*part_backwards(self._placement(self.best), self.best.step_ms, stages, play))
         self.best.is_parted = True
-
-    def offer(self, placement: Placement) -> bool:
-        """Take a placement with its orders where it fits and is faster than the best; whether it was taken."""
-        return self._take(placement, self._play(placement))
 
     def _play(self, placement: Placement) -> float:
         """Its step; infinite where it does not fit."""
