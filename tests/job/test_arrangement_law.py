@@ -10,6 +10,7 @@ import pytest
 from two_modules import apart, make_job, shared
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import read_document
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
@@ -135,6 +136,30 @@ def test_jobs_that_ask_for_what_cannot_be() -> None:
         parse_job(content, Path("job.yaml"))
     (warning,) = parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).warnings
     assert warning.startswith("search.layouts is all, and the chain alone is planned")
+
+
+def test_a_vocabulary_that_alone_limits_tensor_parallel_is_said() -> None:
+    """InternVL2-76B's encoder has 25 heads, and its vocabulary is odd: a decoder with sizes of its own has but that."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "internvl2_76b" / "job.yaml"
+    document = read_document(path, "job file")
+    assert not parse_job(document, path).warnings  # its chain cannot be shared anyway
+    (warning,) = parse_job(document | {"search": {"layouts": "all"}}, path).warnings
+    assert warning == (
+        "the vocabulary, 128265, alone keeps TP 2, 4, 8 out of the search; if the framework pads it, as Megatron-LM "
+        "does to a multiple of 128 times TP, state that as vocab_size: 129024"
+    )
+    assert not parse_job(document | {"search": {"layouts": "all", "tp": [1]}}, path).warnings
+    job = make_job()
+    for vocab_size, expected in ((1001, "TP 2, 4"), (1002, "TP 4"), (1004, "")):
+        text = job.model.text.model_dump(exclude_none=True) | {"vocab_size": vocab_size}
+        content = {
+            "model": {"text": text},
+            "cluster": {"num_nodes": 2, "devices_per_node": 4, "device": "a100-80g"},
+            "workload": {"global_batch_size": 24, "seq_length": 1024},
+        }
+        said = parse_job(content, Path("job.yaml")).warnings
+        assert len(said) == bool(expected)
+        assert all(f"alone keeps {expected} out of the search" in each for each in said)
 
 
 def test_several_encoders_are_one_module_where_no_stack_is_named() -> None:

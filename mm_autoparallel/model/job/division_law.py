@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import Workload
 
-if TYPE_CHECKING:
-    from mm_autoparallel.model.job.strategy import Strategy
+#: Megatron-LM holds a vocabulary padded to a multiple of so many times TP: --make-vocab-size-divisible-by.
+PADDED_TO = 128
 
 
 def divides(layers: Layers, tp: int) -> bool:
@@ -34,6 +34,24 @@ def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
     if layers.experts:
         sizes.append(("shared expert width", layers.experts.shared_ffn_size))
     return sizes
+
+
+def vocabulary_remarks(model: Model, workload: Workload, sizes: Collection[int], has_own_sizes: bool) -> list[str]:
+    """A sentence where of these tensor parallel sizes some divide all of the model but its vocabulary. has_own_sizes:
+    encoders may have other sizes than the decoder."""
+    if isinstance(model, TracedModel):
+        return []
+    size, parts = model.text.vocab_size, ["text"] if has_own_sizes else [each.name for each in model.modalities]
+    strategies = (Strategy(pp=1, tp=tp, dp=1, mbs=1) for tp in sizes if tp > 1 and size % tp)
+    left_out = [each.tp for each in strategies if not any(division_reasons(model, workload, each, parts))]
+    if not left_out:
+        return []
+    step = PADDED_TO * max(left_out)
+    return [
+        f"the vocabulary, {size}, alone keeps TP {', '.join(map(str, left_out))} out of the search; if the framework "
+        f"pads it, as Megatron-LM does to a multiple of {PADDED_TO} times TP, state that as vocab_size: "
+        f"{-(-size // step) * step}"
+    ]
 
 
 def division_reasons(

@@ -12,6 +12,7 @@ from mm_autoparallel.files import describe_value, is_folder, is_there, read_docu
 from mm_autoparallel.model.job.arrangement_law import model_reason
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.division_law import vocabulary_remarks
 from mm_autoparallel.model.job.fact_law import fact_reasons
 from mm_autoparallel.model.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.model.job.job import Job, SearchSpace, asks_low
@@ -121,7 +122,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
-        warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_layouts(model, job_file)),
+        warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_search(model, job_file)),
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
         samples=samples,
@@ -371,10 +372,19 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
         raise JobError(f"workload: {reason}; leave it out or mend it", where=f"job file {path}")
 
 
-def _warn_of_layouts(model: Model | TracedModel, job_file: JobFile) -> list[str]:
-    """A sentence where all layouts are asked for and there is but one."""
-    reason = model_reason(model, job_file.cluster, job_file.workload) if job_file.search.layouts == "all" else None
-    return [f"search.layouts is all, and the chain alone is planned: {reason}"] if reason else []
+def _warn_of_search(model: Model | TracedModel, job_file: JobFile) -> list[str]:
+    """A sentence where all layouts are asked for and there is but one, and where the vocabulary alone limits TP."""
+    cluster, workload, search = job_file.cluster, job_file.workload, job_file.search
+    reason = model_reason(model, cluster, workload)
+    warnings = vocabulary_remarks(
+        model,
+        workload,
+        search.tp or range(2, cluster.max_tensor_parallel + 1),
+        not reason and search.kinds != ("chain",),
+    )
+    if reason and search.layouts == "all":
+        warnings.append(f"search.layouts is all, and the chain alone is planned: {reason}")
+    return warnings
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:
