@@ -87,6 +87,7 @@ class OrderSearch:
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = lower_ms
         self.best: Found | None = None
+        self._was_best: Found | None = None
         self._ruled: list[Ruled | None] = [None, None]
         self._rules_lead = self._periods_lead = False
         self.placement: Placement | None = None
@@ -121,14 +122,15 @@ class OrderSearch:
                 can_polish = self._periods_lead and self.best is not None  # what leads may not fit after all
                 first_task = self._polish if can_polish else partial(self._first_task, starts, side=0)
                 other = threads.submit(first_task(round_number))
-                before_ms, found, first = self.upper_ms, beside(), other.result()
+                found = beside()
+                self._shorten()
+                first = other.result()
                 if self._has_rules and found is not None and first.step_ms < LEAD_PART * found.step_ms:
                     self._rules_lead = not is_repeated
                 elif self._has_rules and found is not None and found.step_ms < LEAD_PART * first.step_ms:
                     self._periods_lead = is_repeated
                 for best in (first, found):
                     self._offer(best)
-                self._shorten(before_ms)
                 if self._is_near():
                     break
 
@@ -173,7 +175,7 @@ class OrderSearch:
             words.append(found[0])
             rows.append(first + int(np.argmax(is_same)))
         at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
-        self.best = Found(step_ms, at, at_rows, np.array(words))
+        self.best = self._was_best = Found(step_ms, at, at_rows, np.array(words))
         if self._can_repeat:
             self._periods.know(self.best.words, self._starts.times(self.best.words, at_rows), step_ms)
 
@@ -262,11 +264,12 @@ class OrderSearch:
             self.best = replace(found, step_ms=step_ms)
             self._take(placement, step_ms)
 
-    def _shorten(self, before_ms: float) -> None:
-        """Try windows of the best words, where a round found none below before_ms."""
-        if self.best is not None and self.best.step_ms >= before_ms:
+    def _shorten(self) -> None:
+        """Try windows of the best words, where they are what they were a round before."""
+        if self.best is not None and self.best is self._was_best:
             figures = self.table.figures[self.best.rows]
             self._offer(self._windows.improve(self.best, figures, self.should_stop))
+        self._was_best = self.best
 
     def _part_best(self) -> None:
         """Split more backwards of the best words, once."""
@@ -338,10 +341,9 @@ class OrderSearch:
                 if not closing.divide(self.should_stop):
                     break
             num_asked, found = closing.solve_on(self.should_stop, self.num_leaves, hard)
-            before_ms = self.upper_ms
+            self._shorten()
             for best in other.result() if other is not None else ():
                 self._offer(best)
-            self._shorten(before_ms)
             self._part_best()
             self.num_leaves += num_asked
             for answered in (found, beside.result() if beside is not None else None):
