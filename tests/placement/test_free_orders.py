@@ -27,6 +27,7 @@ from mm_autoparallel.pipeline.placement.orders.bounds import (
 )
 from mm_autoparallel.pipeline.placement.orders.options import list_options
 from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
+from mm_autoparallel.pipeline.placement.orders.run import OrderSearch
 from mm_autoparallel.pipeline.placement.segments import cut_into_segments
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry, read_problem
@@ -303,3 +304,20 @@ def test_bounds_of_placements_are_below_what_is_proven_of_each() -> None:
             break
     assert checked == 100
     assert compared >= 100
+
+
+@pytest.mark.parametrize(
+    ("cutoff_part", "goes_on", "is_taken"), [(1.1, True, True), (1.0, True, False), (0.9, False, False)]
+)
+def test_search_goes_on_from_a_placement_that_is_known(cutoff_part: float, goes_on: bool, is_taken: bool) -> None:
+    """Also where only what is faster counts: its words are a beginning."""
+    problem = small()
+    known = place(problem)
+    assert known.placement is not None
+    options = list_options(cut_into_segments(problem), lambda: False)
+    cutoff_ms = known.step_ms * cutoff_part
+    search = OrderSearch(problem, options, 0.0, lambda: False, lambda *_: None, cutoff_ms, 0.0, np.inf)
+    search.adopt(known.placement)
+    assert (search.best is not None) == goes_on
+    assert (search.placement is not None) == is_taken
+    assert search.upper_ms == (known.step_ms if is_taken else cutoff_ms)
