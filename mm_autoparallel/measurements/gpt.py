@@ -40,9 +40,3 @@ def gpt_model(
         "layers": gpt_layers(hidden_size, num_layers, num_heads),
     }
     return {"name": name, "text": text}
-
-
-def padded_vocab_size(num_tokens: int, tp: int, divisible_by: int = 128) -> int:
-    """A vocabulary as Megatron-LM pads it: to a multiple of 128 per tensor parallel rank (training/tokenizer)."""
-    step = divisible_by * tp
-    return -(-num_tokens // step) * step

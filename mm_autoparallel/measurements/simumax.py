@@ -17,9 +17,9 @@ from typing import Any
 from mm_autoparallel.measurements.build import build_job, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
-from mm_autoparallel.measurements.gpt import padded_vocab_size
 from mm_autoparallel.measurements.models import cut_layers, find_model
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.division_law import padded_vocab_size
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.units import GIB
 

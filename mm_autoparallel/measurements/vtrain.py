@@ -16,10 +16,11 @@ from typing import Any
 from mm_autoparallel.measurements.build import build_job, check_parameters, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
-from mm_autoparallel.measurements.gpt import gpt_model, padded_vocab_size
+from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
 from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.division_law import padded_vocab_size
 from mm_autoparallel.model.job.strategy import Strategy
 
 REQUIRED = (

@@ -150,7 +150,7 @@ def test_a_vocabulary_that_alone_limits_tensor_parallel_is_said() -> None:
     )
     assert not parse_job(document | {"search": {"layouts": "all", "tp": [1]}}, path).warnings
     job = make_job()
-    for vocab_size, expected in ((1001, "TP 2, 4"), (1002, "TP 4"), (1004, "")):
+    for vocab_size, expected in ((1001, "TP 2, 4"), (1002, "TP 4"), (1004, "")):  # never TP 3, of eight devices
         text = job.model.text.model_dump(exclude_none=True) | {"vocab_size": vocab_size}
         content = {
             "model": {"text": text},

@@ -48,17 +48,23 @@ def least_step(figures: Floats, count: int) -> float:
     return float(word_search.best_order(count, *times, allowed, np.inf)[0])
 
 
+def draw_whole(rng: np.random.Generator, num_stages: int, count: int) -> Floats:
+    """Figures of whole times, so that the least step is a whole number; no split backward keeps more than a whole one."""
+    figures = draw_figures(rng, num_stages, count)
+    figures[:, : TAIL_MS + 1] = np.ceil(figures[:, : TAIL_MS + 1])
+    figures[:, WEIGHT_MS] = np.maximum(figures[:, WEIGHT_MS], 1.0)
+    of = figures[:, PENDING] > figures[:, KEPT]
+    figures[of, PENDING] = figures[of, KEPT]
+    figures[of, MOST_HELD] = figures[of, MOST_PENDING] = figures[of, MOST_IN_FLIGHT]
+    return figures
+
+
 @pytest.mark.parametrize("are_literals", [True, False])
 @pytest.mark.parametrize("seed", range(16))
 def test_every_step_from_the_least_on_is_found(seed: int, are_literals: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     num_stages, count = int(rng.integers(2, 4)), int(rng.integers(2, 6))
-    figures = draw_figures(rng, num_stages, count)
-    figures[:, : TAIL_MS + 1] = np.ceil(figures[:, : TAIL_MS + 1])  # whole times: the least step is a whole number
-    figures[:, WEIGHT_MS] = np.maximum(figures[:, WEIGHT_MS], 1.0)
-    of = figures[:, PENDING] > figures[:, KEPT]  # a whole backward would keep less than a split one
-    figures[of, PENDING] = figures[of, KEPT]
-    figures[of, MOST_HELD] = figures[of, MOST_PENDING] = figures[of, MOST_IN_FLIGHT]
+    figures = draw_whole(rng, num_stages, count)
     least_ms = least_step(figures, count)
     monkeypatch.setattr(leaf, "MOST_ACTIONS", 1_000 if are_literals else 0)
     for goal_ms, expected in ((least_ms - 0.5, "infeasible"), (least_ms + 0.5, "found")):

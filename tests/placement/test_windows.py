@@ -5,22 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_leaf import least_step
+from test_leaf import draw_whole, least_step
 from test_order_rules import draw_figures
 
 from mm_autoparallel.pipeline.placement.orders import leaf, windows
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import (
-    KEPT,
-    MOST_HELD,
     MOST_IN_FLIGHT,
-    MOST_PENDING,
     NUM_FIGURES,
     NUM_KINDS,
-    PENDING,
     ROOM,
     TAIL_MS,
-    WEIGHT_MS,
 )
 from mm_autoparallel.pipeline.placement.orders.justify import (
     justify_words,
@@ -116,12 +111,7 @@ def test_what_waits_is_moved_into_a_gap() -> None:
 def test_a_window_of_all_actions_finds_the_least_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     num_stages, count = int(rng.integers(2, 4)), int(rng.integers(2, 6))
-    figures = draw_figures(rng, num_stages, count)
-    figures[:, : TAIL_MS + 1] = np.ceil(figures[:, : TAIL_MS + 1])
-    figures[:, WEIGHT_MS] = np.maximum(figures[:, WEIGHT_MS], 1.0)
-    of = figures[:, PENDING] > figures[:, KEPT]  # a whole backward would keep less than a split one
-    figures[of, PENDING] = figures[of, KEPT]
-    figures[of, MOST_HELD] = figures[of, MOST_PENDING] = figures[of, MOST_IN_FLIGHT]
+    figures = draw_whole(rng, num_stages, count)
     words = draw_words(rng, figures, count)
     found = Found(step_of(words, figures), np.zeros(0, np.int64), np.zeros(0, np.int64), words)
     least_ms = least_step(figures, count)

@@ -99,6 +99,15 @@ def test_the_best_plan_of_all_is_placed_again_at_its_own_fill() -> None:
     assert pipeline.trimming.cutoff_ms != pipeline.step_ms  # what it was tried twice for
 
 
+def test_where_no_plan_is_known_none_is_placed_again() -> None:
+    """Nothing of its level kept the limits."""
+    pipeline = first_of("free")
+    place_level(pipeline, 0.5)
+    pipeline.placement, pipeline.rank_ms, pipeline.step_ms = None, math.inf, math.inf
+    pipeline.trimming.begin(pipeline, math.inf, never)
+    assert math.isinf(pipeline.trimming.cutoff_ms)
+
+
 def peaks_of(problem: Problem, placement: Placement) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
     timeline = simulate(problem, placement)
     return timeline.peak_memory_bytes, timeline.peak_host_bytes

@@ -10,8 +10,14 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import Workload
 
-#: Megatron-LM holds a vocabulary padded to a multiple of so many times TP: --make-vocab-size-divisible-by.
+#: Of --make-vocab-size-divisible-by, where Megatron-LM is told no other.
 PADDED_TO = 128
+
+
+def padded_vocab_size(num_tokens: int, tp: int, divisible_by: int = PADDED_TO) -> int:
+    """A vocabulary as Megatron-LM pads it: to a multiple of 128 per tensor parallel rank (training/tokenizer)."""
+    step = divisible_by * tp
+    return -(-num_tokens // step) * step
 
 
 def divides(layers: Layers, tp: int) -> bool:
@@ -46,11 +52,10 @@ def vocabulary_remarks(model: Model, workload: Workload, sizes: Collection[int],
     left_out = [each.tp for each in strategies if not any(division_reasons(model, workload, each, parts))]
     if not left_out:
         return []
-    step = PADDED_TO * max(left_out)
     return [
         f"the vocabulary, {size}, alone keeps TP {', '.join(map(str, left_out))} out of the search; if the framework "
         f"pads it, as Megatron-LM does to a multiple of {PADDED_TO} times TP, state that as vocab_size: "
-        f"{-(-size // step) * step}"
+        f"{padded_vocab_size(size, max(left_out))}"
     ]
 
 

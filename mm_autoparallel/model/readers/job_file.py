@@ -375,13 +375,9 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
 def _warn_of_search(model: Model | TracedModel, job_file: JobFile) -> list[str]:
     """A sentence where all layouts are asked for and there is but one, and where the vocabulary alone limits TP."""
     cluster, workload, search = job_file.cluster, job_file.workload, job_file.search
-    reason = model_reason(model, cluster, workload)
-    warnings = vocabulary_remarks(
-        model,
-        workload,
-        search.tp or range(2, cluster.max_tensor_parallel + 1),
-        not reason and search.kinds != ("chain",),
-    )
+    reason, widest = model_reason(model, cluster, workload), cluster.max_tensor_parallel
+    sizes = [tp for tp in search.tp or range(1, widest + 1) if tp <= widest and cluster.num_devices % tp == 0]
+    warnings = vocabulary_remarks(model, workload, sizes, not reason and search.kinds != ("chain",))
     if reason and search.layouts == "all":
         warnings.append(f"search.layouts is all, and the chain alone is planned: {reason}")
     return warnings

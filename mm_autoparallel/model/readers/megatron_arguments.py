@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.model.job.division_law import PADDED_TO, padded_vocab_size
 from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Norm
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.readers.expert_groups import read_groups
@@ -223,9 +224,8 @@ def _padded_vocabulary(part: Section) -> int:
     """What tensor parallel ranks hold equal parts of (megatron/training/tokenizer, _vocab_size_with_padding)."""
     if part.has("padded_vocab_size"):
         return part.count("padded_vocab_size")
-    num_tokens = _count_tokens(part)
-    step = part.count("make_vocab_size_divisible_by", 128) * part.count("tensor_model_parallel_size", 1)
-    return -(-num_tokens // step) * step
+    divisible_by = part.count("make_vocab_size_divisible_by", PADDED_TO)
+    return padded_vocab_size(_count_tokens(part), part.count("tensor_model_parallel_size", 1), divisible_by)
 
 
 def _count_tokens(part: Section) -> int:

@@ -74,7 +74,8 @@ class Trimming:
     def _polish(self, pipeline: Pipeline) -> bool:
         """Look for a faster plan that is as full as the best of all, of this pipeline, where that is new."""
         placement = pipeline.placement
-        assert placement is not None
+        if placement is None:
+            return False
         fill = float(np.max(_list_counted(pipeline, placement))) * (1.0 + ROUNDING_FRACTION)
         if self._num_polished.get(fill, 0) == MOST_TRIES or pipeline.floors.of(fill) >= pipeline.step_ms:
             return False

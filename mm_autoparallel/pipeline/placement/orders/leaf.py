@@ -114,18 +114,18 @@ def count_units(size_bytes: float, room_bytes: float) -> int:
 
 
 def run_solver(
-    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, has_literals: bool = False
+    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, is_lean: bool = False
 ) -> tuple[cp_model.CpSolver, Answer]:
-    """Solve a model of one placement by one worker, within a deterministic time. has_literals: of orders, which make
-    stronger propagation, and probing beforehand, take longer than they save."""
+    """Solve a model of one placement by one worker, within a deterministic time. is_lean: without linear program,
+    probing and stronger propagation, which take longer than they save where literals tell orders, and in windows."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort_s
     solver.parameters.catch_sigint_signal = False
     solver.parameters.symmetry_level = 0
-    solver.parameters.use_strong_propagation_in_disjunctive = not has_literals
-    if has_literals:
+    solver.parameters.use_strong_propagation_in_disjunctive = not is_lean
+    if is_lean:
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.linearization_level = 0
     solver.parameters.use_dynamic_precedence_in_disjunctive = True

@@ -164,5 +164,5 @@ def least_units(stages: tuple[Stage, ...], number: int) -> int:
                 model.add(behind[m + most_held] >= weights[m] + weight_ms)
     model.add(starts[0][0][0] == 0)
     model.minimize(next_forward)
-    solver, _ = run_solver(model, EFFORT_S, lambda: False, seed=0, has_literals=True)
+    solver, _ = run_solver(model, EFFORT_S, lambda: False, seed=0, is_lean=True)
     return max(0, int(np.floor(solver.best_objective_bound + 1e-6)))

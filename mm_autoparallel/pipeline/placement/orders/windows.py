@@ -168,7 +168,7 @@ class _Window:
     def solve(self, found: Found, figures: Floats, should_stop: Callable[[], bool], seed: int) -> Found | None:
         """What is shorter than what was found, if the solver finds it."""
         effort_s = EFFORT_S_PER_ACTION * len(self.begin)
-        solver, answer = run_solver(self.model, effort_s, should_stop, seed, has_literals=True)
+        solver, answer = run_solver(self.model, effort_s, should_stop, seed, is_lean=True)
         self.spent_s = solver.response_proto.deterministic_time
         self.is_best = solver.response_proto.status == cp_model.OPTIMAL
         if answer != "found" or solver.value(self.gain) == 0:
