@@ -150,8 +150,9 @@ def test_a_vocabulary_that_alone_limits_tensor_parallel_is_said() -> None:
     )
     assert not parse_job(document | {"search": {"layouts": "all", "tp": [1]}}, path).warnings
     job = make_job()
-    for vocab_size, expected in ((1001, "TP 2, 4"), (1002, "TP 4"), (1004, "")):  # never TP 3, of eight devices
+    for vocab_size, expected in ((1001, "TP 2, 4"), (1002, "TP 4"), (1004, "")):  # TP 3 is of no eight devices
         text = job.model.text.model_dump(exclude_none=True) | {"vocab_size": vocab_size}
+        text["layers"] |= {"hidden_size": 768, "ffn_size": 3072, "num_heads": 12, "num_kv_groups": 12}
         content = {
             "model": {"text": text},
             "cluster": {"num_nodes": 2, "devices_per_node": 4, "device": "a100-80g"},

@@ -49,7 +49,7 @@ def least_step(figures: Floats, count: int) -> float:
 
 
 def draw_whole(rng: np.random.Generator, num_stages: int, count: int) -> Floats:
-    """Figures of whole times, so that the least step is a whole number; no split backward keeps more than a whole one."""
+    """Figures of whole times, so that the least step is a whole number; no split backward keeps more than a whole."""
     figures = draw_figures(rng, num_stages, count)
     figures[:, : TAIL_MS + 1] = np.ceil(figures[:, : TAIL_MS + 1])
     figures[:, WEIGHT_MS] = np.maximum(figures[:, WEIGHT_MS], 1.0)
