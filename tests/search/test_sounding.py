@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.search import sounding as of_sounding
 from mm_autoparallel.planner.search.caution import Caution
@@ -110,3 +111,18 @@ def test_no_answer_hangs_on_it(num_layers: int, seq_length: int, monkeypatch: py
     assert sounded.proven
     assert plain.proven
     assert sounded.objective.rank_ms == pytest.approx(plain.objective.rank_ms, rel=1e-3)
+
+
+def test_the_fastest_plan_within_a_fill_is_known() -> None:
+    sounding, plans = Sounding(Caution(make_job())), [Placement((), ()) for _ in range(4)]
+    assert sounding.plan_within(1.0) is None
+    sounding.note(0.9, 100.0, plans[0])
+    sounding.note(0.95, 101.0, plans[1])  # fuller and slower
+    assert sounding.plan_within(1.0) is plans[0]
+    sounding.note(0.97, 90.0, plans[2])
+    sounding.note(math.inf, 1.0, plans[3])
+    assert sounding.plan_within(0.96) is plans[0]
+    assert sounding.plan_within(0.97) is plans[2]
+    sounding.note(0.8, 95.0, plans[1])  # before the first in both
+    assert sounding.plan_within(0.9) is plans[1]
+    assert sounding.plan_within(0.79) is None

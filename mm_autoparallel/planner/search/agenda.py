@@ -196,6 +196,7 @@ class Agenda:
                 ):
                     self.push(pipeline)
                     continue
+                pipeline.raising.begin(pipeline, aim_ms)
                 return pipeline
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
@@ -328,8 +329,7 @@ class Agenda:
 
     def _find_betters(self, pipeline: Pipeline) -> None:
         """Before it is built: where its order is a named or given one of one chunk, or a named one there and back, note
-        the pipeline whose orders include it. Those that became one with another are that one.
-        """
+        the pipeline whose orders include it. Those that became one with another are that one."""
         if pipeline.num_refinements == 0 and not pipeline.betters and _may_be_found(pipeline):
             any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=FREE, orders=()), pipeline)
             pipeline.betters += [any_order] if any_order is not pipeline else []

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.every import list_placements
@@ -70,6 +73,12 @@ def play_each(problem: Problem, should_stop: Callable[[], bool]) -> list[tuple[P
         misfits = find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
         played.append((placement, math.inf if misfits else timeline.step_ms))
     return played
+
+
+def list_counted(problem: Problem, placement: Placement) -> NDArray[np.float64]:
+    """[P] how full the stages of a limited problem are counted, in parts of their limits."""
+    counted: NDArray[np.float64] = simulate(problem, placement).peak_memory_bytes / np.array(problem.memory_limit_bytes)
+    return counted
 
 
 def is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:

@@ -16,13 +16,13 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_boun
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import FREE
-from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.pipeline.solve.task import Answer
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.floors import Floors
-from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, play_each
+from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, list_counted, play_each
+from mm_autoparallel.planner.search.raising import Raising
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.sounding import Sounding
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
@@ -62,7 +62,7 @@ class Pipeline:
     several chunks. betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those
     that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process
     that placed it died. cutoff_ms: the cutoff when it was closed. trimming: emptier plans that are looked for between
-    its slices; sounding: fills that are tried where its order is to be found.
+    its slices; sounding, raising: fills that are tried where its order is to be found, and where bounds say no more.
     """
 
     number: int
@@ -107,9 +107,11 @@ class Pipeline:
     trimming: Trimming = field(default_factory=Trimming)
     floors: Floors = field(init=False)
     sounding: Sounding = field(init=False)
+    raising: Raising = field(init=False)
 
     def __post_init__(self) -> None:
         self.floors, self.sounding = Floors(self.caution), Sounding(self.caution)
+        self.raising = Raising(self.caution)
 
     @property
     def bound_ms(self) -> float:
@@ -203,7 +205,7 @@ class Pipeline:
         was_probing, self.is_probing = self.is_probing, False
         if was_probing:
             self.floors.raise_to(self.probe_fill_fraction, answer.lower_bound_ms)
-        if not (self.sounding.end() or self.trimming.end()):
+        if not (self.sounding.end() or self.trimming.end() or self.raising.end(self, answer)):
             self._take_slice(answer, cutoff_ms, was_probing)
         if self.strategies[0].schedule == FREE and not self.has_chunks:
             self.sounding.look(min(cutoff_ms, self.rank_ms), self.level.fill_fraction)
@@ -240,7 +242,7 @@ class Pipeline:
         if self.caution.is_off:
             return step_ms
         fill = self.caution.fill_of(self.problem, placement, self.strategies[0])
-        self.sounding.note(fill, step_ms)
+        self.sounding.note(fill, step_ms, placement)
         if np.isfinite(fill) and step_ms < self.fastest_ms:
             self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
         return self.caution.rank_ms(step_ms, fill)
@@ -329,7 +331,9 @@ class Pipeline:
         if self._judge_each(cutoff_ms, stop):
             return True
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
-        lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
+        assert self.level.placement is not None
+        least = self.count_fill(self.level.placement)  # no level above has another best step
+        lower = min(self.caution.fill_at(factor), least * (1.0 - OPTIMAL_GAP_FRACTION))
         self._leave_out(lower, within_ms * self.caution.factor(lower))
         return True
 
@@ -347,13 +351,9 @@ class Pipeline:
         self._end_level(f"each of its {len(played)} placements was looked at", 0.0)
         return True
 
-    def _least_fill(self) -> float:
-        """How full its level counts the best placement of it: no level above has another best step."""
-        problem, placement = self.level.problem, self.level.placement
-        assert problem is not None
-        assert placement is not None
-        fills = simulate(problem, placement).peak_memory_bytes / np.array(problem.memory_limit_bytes)
-        return self.level.fill_fraction * float(np.max(fills))
+    def count_fill(self, placement: Placement) -> float:
+        """How full levels count it."""
+        return float(np.max(list_counted(self.problem_at(1.0), placement)))
 
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""

@@ -169,9 +169,7 @@ class _Search:
     def ranked(self) -> list[Pipeline]:
         """Pipelines that have a plan, best first; of equally good ones, the one visited first."""
         ranked: list[Pipeline] = []
-        for pipeline in self.visited:
-            if pipeline.placement is None:
-                continue
+        for pipeline in (p for p in self.visited if p.placement is not None):
             at = len(ranked)
             while at > 0 and pipeline.rank_ms < ranked[at - 1].rank_ms * (1.0 - TIE_FRACTION):
                 at -= 1
@@ -253,11 +251,10 @@ class _Search:
                 remember(self.cache, pipeline)
             else:
                 remember_probe(self.cache, pipeline, probe_fill, answer)
-            cutoff_ms = self.cutoff_ms
-            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
-                self.agenda.close(pipeline, cutoff_ms)
+            if pipeline.is_closed(self.cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, self.cutoff_ms)
             elif pipeline.given_up:
-                self.agenda.set_aside(pipeline, cutoff_ms)
+                self.agenda.set_aside(pipeline, self.cutoff_ms)
             else:
                 self.agenda.push(pipeline)
         self.telling.tell(self.progress)
@@ -313,12 +310,15 @@ class _Search:
         self.visit(pipeline)
         assert pipeline.problem is not None
         neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
-        hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
+        at_fill = pipeline.sounding.plan_within(pipeline.probe_fill_fraction) if pipeline.is_probing else None
+        known = at_fill or pipeline.level.placement or pipeline.placement
+        hint = known or next((p.placement for p in neighbours), None)
         if pipeline.strategies[0].schedule == FREE:
             hint = best_start(pipeline, self.ranked(), hint)
         problem, cutoff_ms = pipeline.level.problem or pipeline.problem, min(self.cutoff_ms, pipeline.rank_ms)
         if pipeline.is_probing:
             problem = pipeline.problem_at(pipeline.probe_fill_fraction)
+            cutoff_ms = min(cutoff_ms, pipeline.raising.cutoff_ms)
         elif pipeline.trimming.problem:
             problem, cutoff_ms = pipeline.trimming.problem, pipeline.trimming.cutoff_ms
         else:
@@ -328,10 +328,10 @@ class _Search:
         is_last = pipeline.num_unfinished and not pipeline.is_probing and np.isinf(pipeline.level.fill_fraction)
         if is_last and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
-        if np.isfinite(pipeline.level.fill_fraction):
+        if np.isfinite(pipeline.level.fill_fraction) and not pipeline.raising.is_on:
             time_limit_s = level_slice_s(time_limit_s, pipeline.level.slice_s, self.elapsed_s, self.left_s)
-        within_s = min(time_limit_s, self.left_s)
-        return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, within_s, hint, pipeline.within_ms)
+        time_limit_s = min(time_limit_s, self.left_s)
+        return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, time_limit_s, hint, pipeline.within_ms)
 
     def settle(self) -> None:
         """Place the winner once more, from nothing: which of equally fast placements was found depends on when other

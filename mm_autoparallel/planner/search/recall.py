@@ -16,6 +16,8 @@ def find_known(cache: SolvedCache | None, pipeline: Pipeline) -> Answer | None:
     level = pipeline.level
     if cache is None or pipeline.problem is None:
         return None
+    if pipeline.raising.num_placed:
+        return None  # what a shorter turn found is known
     if pipeline.is_probing:
         problem = pipeline.problem_at(pipeline.probe_fill_fraction)
         return cache.find(_key_of(pipeline, problem), problem)

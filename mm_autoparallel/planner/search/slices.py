@@ -16,6 +16,10 @@ FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 DEAR_SLICE_FRACTION = 0.3
 MOST_PROBING = 1  # times that of a fill tried in between, which helps other levels and settles nothing. Assumed.
 MOST_TRIMMING = 1  # times that of the search for an emptier plan, which bounds nothing either. Assumed.
+PIECE_S, AGAIN_GROWTH = (
+    6.0,
+    2.0,
+)  # of a fill where bounds say no more; one that is placed again has so many times as long. Assumed.
 LEVELS = 5.0  # once they may end roughly (search/rough.py), a level has such a part of what is left at once. Assumed.
 PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
@@ -26,6 +30,8 @@ def next_slice_s(pipeline: Pipeline) -> float:
     strategy = pipeline.strategies[0]
     first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
     first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == FREE else 1.0
+    if pipeline.raising.is_on:
+        return PIECE_S * AGAIN_GROWTH**pipeline.raising.num_placed
     most = MOST_PROBING if pipeline.is_probing else MOST_TRIMMING if pipeline.trimming.problem else math.inf
     most = 0 if pipeline.sounding.is_on else most  # good plans of a fill are found at once, or later turns find them
     return first_s * SLICE_GROWTH ** min(pipeline.num_unfinished, most)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.planner.search.caution import Caution
 
 #: So many fills are tried at most; a stretch narrower than this is not worth one. Assumed.
@@ -27,12 +28,25 @@ class Sounding:
         self.is_due, self.is_on = False, False
         self._caution = caution
         self._step_ms: dict[float, float] = {}
+        self._plans: dict[float, Placement] = {}
         self._tried: list[float] = []
 
-    def note(self, fill: float, step_ms: float) -> None:
+    def note(self, fill: float, step_ms: float, placement: Placement | None = None) -> None:
         """A plan was found that is so full; infinite: it does not keep the limits, and is none."""
-        if math.isfinite(fill):
-            self._step_ms[fill] = min(step_ms, self._step_ms.get(fill, math.inf))
+        if not math.isfinite(fill) or step_ms >= self._step_ms.get(fill, math.inf):
+            return
+        is_best = all(ms > step_ms for at, ms in self._step_ms.items() if at <= fill)
+        self._step_ms[fill] = step_ms
+        if placement is not None and is_best:
+            worse = [at for at in self._plans if at >= fill and self._step_ms[at] >= step_ms]
+            for at in worse:
+                del self._plans[at]
+            self._plans[fill] = placement
+
+    def plan_within(self, fill: float) -> Placement | None:
+        """The fastest plan that is no fuller; None where none is known."""
+        known = [at for at in self._plans if at <= fill]
+        return self._plans[min(known, key=self._step_ms.__getitem__)] if known else None
 
     def look(self, best_ms: float, most_fill: float) -> float | None:
         """The fill to try where best_ms is the best known rank and nothing fuller than most_fill is of interest; None

@@ -22,6 +22,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import FREE
 from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.search.level import list_counted
 
 if TYPE_CHECKING:
     from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -76,7 +77,7 @@ class Trimming:
         placement = pipeline.placement
         if placement is None:
             return False
-        fill = float(np.max(_list_counted(pipeline, placement))) * (1.0 + ROUNDING_FRACTION)
+        fill = pipeline.count_fill(placement) * (1.0 + ROUNDING_FRACTION)
         if self._num_polished.get(fill, 0) == MOST_TRIES or pipeline.floors.of(fill) >= pipeline.step_ms:
             return False
         self._num_polished[fill] = self._num_polished.get(fill, 0) + 1
@@ -116,12 +117,7 @@ class Trimming:
         problem, strategy, caution = pipeline.problem, pipeline.strategies[0], pipeline.caution
         assert problem is not None
         fills = caution.list_fills(problem, placement, strategy, simulate(problem, placement))
-        excess: NDArray[np.float64] = np.maximum(np.array(fills) - _list_counted(pipeline, placement), 0.0)
+        excess: NDArray[np.float64] = np.maximum(
+            np.array(fills) - list_counted(pipeline.problem_at(1.0), placement), 0.0
+        )
         return excess
-
-
-def _list_counted(pipeline: Pipeline, placement: Placement) -> NDArray[np.float64]:
-    """[P] how full levels count each stage."""
-    problem = pipeline.problem_at(1.0)
-    counted: NDArray[np.float64] = simulate(problem, placement).peak_memory_bytes / np.array(problem.memory_limit_bytes)
-    return counted

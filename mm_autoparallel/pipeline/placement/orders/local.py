@@ -12,7 +12,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS
 from mm_autoparallel.pipeline.placement.orders.justify import justify_words
 from mm_autoparallel.pipeline.placement.orders.periodic import find_periodic, write_periodic
 from mm_autoparallel.pipeline.placement.orders.rules import NUM_RULES, begin_rules, end_words, search_rules
-from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.search import anneal_words, leap, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import Table
 from mm_autoparallel.pipeline.placement.orders.timetable import SAME
 from mm_autoparallel.pipeline.placement.orders.words import step_of, stretch_words
@@ -34,6 +34,9 @@ AHEAD, FEW_LASTS, LASTS, NEAR_FACTOR, ENDS_PART = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5)
 #: How many micro-batches a step has whose ends are looked for, in stages, where these are such a part of all or less.
 #: Assumed.
 SHORT_STAGES, SHORT_PART = 3, 0.7
+#: Placements near a known one that a run tries, each in such a part of its moves, and as many more that may not fit.
+#: Assumed.
+LEAPS, MOST_LEAPS = 10, 100
 
 
 def count_moves(num_actions: int) -> int:
@@ -53,6 +56,10 @@ class Found:
     rows: Ints
     words: Words
     is_parted: bool = False
+
+    def copy(self) -> Found:
+        """One that may be changed."""
+        return Found(self.step_ms, self.boundaries.copy(), self.rows.copy(), self.words.copy())
 
 
 @dataclass(eq=False)
@@ -174,6 +181,22 @@ class Run:
                 self.warm_ms, self.seed, self.target_ms, self.may_move,
             )  # fmt: skip
             self._justify(found)
+        return found
+
+    def leap(self, found: Found, able: NDArray[np.bool_]) -> Found:
+        """Try placements near that of words that are known, each with moves of letters from these, made of rows [R']
+        that are able; always from the best, which is given back."""
+        tried = 0
+        for turn in range(MOST_LEAPS):
+            near = found.copy()
+            if not leap(*self._rows, able, near.boundaries, near.rows, near.words, MOST_LEAPS * self.seed + turn):
+                continue
+            near.step_ms = step_of(near.words, self.table.figures[near.rows])
+            replace(self, seed=self.seed + turn).go_on(near, LEAPS)
+            found = near if near.step_ms < found.step_ms else found
+            tried += 1
+            if tried == LEAPS:
+                break
         return found
 
     def _justify(self, found: Found) -> None:

@@ -292,7 +292,7 @@ def search_rules(
         heat_ms = warm_ms * COOLED ** (move / num_moves)
         old[:], old_at[:], old_rows[:] = now, at, at_rows
         if may_move and np.random.random() < PLACE_PART:
-            if not change_place(at, at_rows, first, count, 1):
+            if not change_place(table, at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
         else:

@@ -46,8 +46,8 @@ WARMTHS, FIRST_RUNS = (0.03, 0.1), 6
 ROOMS = (1.4, 1.2)
 #: Rules are looked for more often where what the first of them make takes such a part of what pairs do. Assumed.
 LEAD_PART = 0.999
-#: How much warmer runs begin that look for rules, and runs from the best words. Assumed.
-RULES_WARMTH, POLISH_WARMTH = 2.0, 0.3
+#: How much warmer runs begin that look for rules, and runs from the best words, of which so many differ. Assumed.
+RULES_WARMTH, POLISH_WARMTH, POLISH_TURNS = 2.0, 0.3, 4
 #: Steady parts are looked for where so many times as many micro-batches as stages pass. Assumed.
 REPEATED = 3
 #: Periods that one run asks for at most; placements that a round looks at.
@@ -246,12 +246,13 @@ class OrderSearch:
         return Run(self.table, count, int(num_moves * times), warm_ms, self.seed, self._target_ms, may_move)
 
     def _polish(self, number: int) -> Callable[[], Found]:
-        """A run of local search from the best words."""
+        """A run of local search from the best words: at other placements, with boundaries that move, and that stay."""
         assert self.best is not None
-        best = self.best
-        found = Found(best.step_ms, best.boundaries.copy(), best.rows.copy(), best.words.copy())
-        run = self._run(number, 2, number % 2 == 0 and not self._periods_lead, POLISH_WARMTH)
-        return lambda: run.end_anew(found) if self._periods_lead and number % 2 else run.go_on(found)
+        best, turn = self.best.copy(), number % POLISH_TURNS
+        run = self._run(number // POLISH_TURNS, 2, turn == 1, 1.0 if turn == 1 else POLISH_WARMTH)
+        if turn % 2 == 0:
+            return lambda: run.leap(best, self._rows_below(best.step_ms))
+        return lambda: run.end_anew(best) if self._periods_lead and turn == 3 else run.go_on(best)
 
     def _offer(self, found: Found | None) -> None:
         """Go on from what is better than the best words, if the simulator agrees that it fits."""
@@ -370,9 +371,9 @@ class OrderSearch:
         for run in range(num_runs):
             if self.should_stop():
                 break
-            turn = number + run
-            if can_polish and turn % 3 == 0:
-                found.append(self._polish(turn // 3)())
+            turn = (number + run) // 2 if can_polish else number + run
+            if can_polish and (number + run) % 2 == 0:
+                found.append(self._polish(turn)())
             elif self._periods_lead or (self._can_repeat and turn % 6 == 4):
                 found.append(self._period_task()())
             elif self._has_rules and (turn % 3 == 1 or (self._rules_lead and turn % 2)):

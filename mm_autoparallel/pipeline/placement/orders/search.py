@@ -19,6 +19,7 @@ from mm_autoparallel.pipeline.placement.orders.words import (
     fits_word,
     move_letter,
     play_words,
+    step_of,
 )
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 
@@ -31,6 +32,11 @@ PATIENCE = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
 WARMUP_PART, PLACE_PART, PATIENCE_PART = 0.25, 0.1, 0.06
 #: Letters move so far at most in words of pairs, and in whole words where they do not follow the longest path.
 FAR, NEAR = 6, 4
+#: Rows of a stretch are drawn by this power of a number between 0 and 1: those of lesser bounds come first. Assumed.
+EARLY_POWER = 3.0
+#: What part of changes of placement shift boundaries, and what part of these several at once, which moves layers from a
+#: stage to one far away. Assumed.
+SHIFT_PART, TOGETHER_PART = 0.7, 0.4
 
 
 @kernel
@@ -40,30 +46,91 @@ def draw_below(n: int) -> int:
 
 
 @kernel
-def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: NDArray[np.int32], radius: int) -> bool:
-    """Shift one boundary by up to radius, or choose other modes of one stage; whether there was such a change.
+def draw_early(n: int) -> int:
+    """The same, earlier ones more often."""
+    return int(n * np.random.random() ** EARLY_POWER)
+
+
+@kernel
+def _most_alike(table: Floats, row: int, first: int, count: int) -> int:
+    """Of count rows from first on, that of which actions take what those of `row` do, as near as there is one."""
+    best, least_ms = first, np.inf
+    for other in range(first, first + count):
+        apart_ms = np.abs(table[other, :NUM_KINDS] - table[row, :NUM_KINDS]).sum()
+        if apart_ms < least_ms:
+            best, least_ms = other, apart_ms
+    return best
+
+
+@kernel
+def change_place(
+    table: Floats,
+    boundaries: Ints,
+    rows: Ints,
+    first: NDArray[np.int32],
+    count: NDArray[np.int32],
+    radius: int,
+) -> bool:
+    """Shift a boundary, or several next to one another together, by up to radius, or choose other modes of one stage;
+    whether there was such a change.
 
     boundaries [P + 1], rows [P]: changed in place. first, count: [P, N + 1, N + 1] rows of each stretch of segments.
     """
     num_stages = rows.shape[0]
-    if num_stages > 1 and np.random.random() < 0.7:
+    if num_stages > 1 and np.random.random() < SHIFT_PART:
         k = 1 + draw_below(num_stages - 1)
-        to = boundaries[k] + (1 + draw_below(radius)) * (1 if np.random.random() < 0.5 else -1)
-        if to <= boundaries[k - 1] or to >= boundaries[k + 1]:
-            return False
-        if count[k - 1, boundaries[k - 1], to] == 0 or count[k, to, boundaries[k + 1]] == 0:
-            return False
-        boundaries[k] = to
-        for s in (k - 1, k):
+        last = k + draw_below(num_stages - k) if np.random.random() < TOGETHER_PART else k
+        shift = (1 + draw_below(radius)) * (1 if np.random.random() < 0.5 else -1)
+        for s in range(k - 1, last + 1):  # stages k - 1 and last change their size
+            begin = boundaries[s] + (shift if s >= k else 0)
+            end = boundaries[s + 1] + (shift if s < last else 0)
+            if begin >= end or end >= first.shape[2] or begin < 0 or count[s, begin, end] == 0:
+                return False
+        boundaries[k : last + 1] += shift
+        for s in range(k - 1, last + 1):
             begin, end = boundaries[s], boundaries[s + 1]
-            rows[s] = first[s, begin, end] + draw_below(count[s, begin, end])
+            if s in (k - 1, last):
+                rows[s] = first[s, begin, end] + draw_early(count[s, begin, end])
+            else:
+                rows[s] = _most_alike(table, rows[s], first[s, begin, end], count[s, begin, end])
         return True
     s = draw_below(num_stages)
     begin, end = boundaries[s], boundaries[s + 1]
     if count[s, begin, end] < 2:
         return False
-    rows[s] = first[s, begin, end] + draw_below(count[s, begin, end])
+    rows[s] = first[s, begin, end] + draw_early(count[s, begin, end])
     return True
+
+
+@kernel
+def leap(
+    table: Floats,
+    first: NDArray[np.int32],
+    count: NDArray[np.int32],
+    able: NDArray[np.bool_],
+    boundaries: Ints,
+    rows: Ints,
+    words: Words,
+    seed: int,
+) -> bool:
+    """Change the placement of words [P, 3M] once or twice, to rows that are able, and fit the words to it; whether they
+    fit and do not wait for one another. Overwrites boundaries [P + 1], rows [P] and words.
+
+    table: [R, NUM_FIGURES]; first, count: [P, N + 1, N + 1] its rows of each stretch of segments; able: [R].
+    """
+    np.random.seed(seed)
+    old_rows, figures = rows.copy(), np.empty((len(rows), table.shape[1]))
+    for _ in range(1 + draw_below(2)):
+        if not change_place(table, boundaries, rows, first, count, 1):
+            return False
+    gather(table, rows, figures)
+    spare = np.empty(words.shape[1], np.int8)
+    for s in range(len(rows)):
+        if rows[s] == old_rows[s]:
+            continue
+        if not able[rows[s]] or not (fits_word(words[s], figures[s]) or fit_word(words[s], figures[s], spare)):
+            return False
+    return bool(np.isfinite(step_of(words, figures)))
 
 
 @kernel
@@ -122,7 +189,7 @@ def search_pairs(
         old_pairs[:], old_patience[:], old_lead[:], old_at[:], old_rows[:] = pairs, patience, lead, at, at_rows
         dice = np.random.random()
         if may_move and dice < PLACE_PART:
-            if not change_place(at, at_rows, first, count, 1):
+            if not change_place(table, at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
             for s in range(num_stages):
@@ -249,7 +316,7 @@ def anneal_words(
             num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
         if may_move and np.random.random() < PLACE_PART:
             old_at[:], old_rows[:] = at, at_rows
-            if not change_place(at, at_rows, first, count, 1):
+            if not change_place(table, at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
             old[:], fit = now, True

@@ -28,7 +28,8 @@ Words = NDArray[np.int8]
 class Table:
     """What local search chooses from: rows of options, split or whole, that are part of some placement.
 
-    figures: [R', NUM_FIGURES]. option, is_whole: [R']. first, count: [P, N + 1, N + 1].
+    figures: [R', NUM_FIGURES]. option, is_whole: [R']. first, count: [P, N + 1, N + 1]. Rows of a stretch are in order
+    of their bounds.
     """
 
     figures: Figures
@@ -44,7 +45,9 @@ def build_table(options: Options, bounds: Bounds) -> Table:
     chosen = [np.flatnonzero(able & options.is_split), np.flatnonzero(able & options.is_whole)]
     option = np.concatenate(chosen)
     is_whole = np.repeat([False, True], [len(of) for of in chosen])
-    order = np.lexsort((is_whole, option, options.end[option], options.begin[option], options.stage[option]))
+    order = np.lexsort(
+        (is_whole, option, bounds.row_ms[option], options.end[option], options.begin[option], options.stage[option])
+    )
     option, is_whole = option[order], is_whole[order]
     figures = np.where(is_whole[:, None], options.whole[option], options.split[option])
     first, count = np.full_like(options.first, len(option)), np.zeros_like(options.count)

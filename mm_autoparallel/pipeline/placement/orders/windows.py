@@ -31,7 +31,7 @@ from mm_autoparallel.pipeline.placement.orders.justify import (
     turn_round,
     write_words,
 )
-from mm_autoparallel.pipeline.placement.orders.leaf import has_literals, run_solver
+from mm_autoparallel.pipeline.placement.orders.leaf import run_solver
 from mm_autoparallel.pipeline.placement.orders.local import Found
 from mm_autoparallel.pipeline.placement.orders.words import Words, fits_word
 
@@ -59,8 +59,6 @@ class Windows:
 
     def improve(self, found: Found, figures: Floats, should_stop: Callable[[], bool]) -> Found | None:
         """What is shorter in the next windows of what was found, on stages with figures [P, NUM_FIGURES]."""
-        if has_literals(len(found.words), found.words.shape[1] // NUM_KINDS):
-            return None  # of so few actions CP-SAT is asked all at once
         if self.words is None or not np.array_equal(found.words, self.words):
             self.num_actions = [int(FIRST_ACTIONS * len(found.words) ** 2)] * 2
         best, spent_s, most = found, 0.0, min(MOST_ACTIONS, found.words.size)

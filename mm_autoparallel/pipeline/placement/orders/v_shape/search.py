@@ -78,7 +78,7 @@ def search_rules(
         old_quotas[:], old_patience[:], old_ahead[:], old_at[:], old_rows[:] = quotas, patience, ahead, at, at_rows
         dice = np.random.random()
         if may_move and dice < 0.4:
-            if not change_place(at, at_rows, first, count, 2):
+            if not change_place(table, at, at_rows, first, count, 2):
                 continue
             gather(table, at_rows, figures)
             if not rooms_of(figures, stages, rooms):
@@ -182,7 +182,7 @@ def anneal_words(
         s, source, target = -1, 0, 0
         if may_move and np.random.random() < PLACE_PART:
             old_at[:], old_rows[:] = at, at_rows
-            if not change_place(at, at_rows, first, count, 1):
+            if not change_place(table, at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
             fit = rooms_of(figures, stages, rooms)
