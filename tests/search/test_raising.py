@@ -108,3 +108,13 @@ def test_the_fill_of_the_best_plan_is_placed_where_it_may_be_slower_than_the_lea
         fills.append(pipeline.probe_fill_fraction)
         assert pipeline.raising.end(pipeline, answer_of(pipeline, 0.0))
     assert fills == [pytest.approx(own, rel=1e-8), pipeline.level.fill_fraction]
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_turns_that_come_to_nothing_in_a_row_are_the_last(raised: bool) -> None:
+    pipeline = leave_open()
+    for lower_ms in (STEP, 1.05 * STEP if raised else STEP):
+        assert pipeline.raising.begin(pipeline, 1.9 * STEP)
+        pipeline.take(answer_of(pipeline, lower_ms), math.inf)
+    pipeline.floors.raise_to(FILLS[1], 1.5 * STEP)  # so that another fill is in the middle
+    assert pipeline.raising.begin(pipeline, 1.9 * STEP) == raised

@@ -18,8 +18,9 @@ from mm_autoparallel.planner.search.trimming import ROUNDING_FRACTION
 if TYPE_CHECKING:
     from mm_autoparallel.planner.search.pipeline import Pipeline
 
-#: How often a fill is placed at most; steps are the same within such a part. Assumed.
-MOST_PLACED, SAME_FRACTION = 2, 5e-4
+#: How often a fill is placed at most, and how many may come to nothing in a row; steps are the same within such a part.
+#: Assumed.
+MOST_PLACED, MOST_IDLE, SAME_FRACTION = 2, 2, 5e-4
 #: By how much less full the next emptier plan is than one that is known.
 BELOW_FRACTION = 1e-6
 
@@ -33,6 +34,7 @@ class Raising:
         self._caution = caution
         self._num_placed: dict[float, int] = {}
         self._just_below: dict[float, float] = {}
+        self._least_ms, self._num_idle = 0.0, 0
 
     @property
     def is_on(self) -> bool:
@@ -50,7 +52,7 @@ class Raising:
         if not is_free or not pipeline.num_slices or not math.isfinite(level.fill_fraction + within_ms):
             return False
         below = [piece for piece in floors.pieces(level.fill_fraction, within_ms) if piece.rank_ms < aim_ms]
-        if not below:
+        if not below or self._num_idle == MOST_IDLE:
             return False
         least = min(below, key=lambda piece: piece.rank_ms)
         same_ms = max(within_ms, floors.of(least.fill)) * (1.0 - SAME_FRACTION)
@@ -70,14 +72,18 @@ class Raising:
         self._num_placed[fill] = num_placed + 1
         self.num_placed, self.cutoff_ms = num_placed, aim_ms / (self._caution.factor(above) if above else 1.0)
         pipeline.is_probing, pipeline.probe_fill_fraction = True, fill
+        self._least_ms = max(within_ms, floors.of(fill))
         return True
 
     def end(self, pipeline: Pipeline, answer: Answer) -> bool:
         """A fill was placed; whether by `begin`. Where what it takes is known, emptier ones than what was found may
         take more."""
         was_on, self.cutoff_ms, self.num_placed = self.is_on, math.inf, 0
-        is_exact = answer.lower_bound_ms >= (1.0 - SAME_FRACTION) * answer.step_ms
-        if was_on and answer.placement is not None and is_exact:
+        if not was_on:
+            return False
+        is_idle = answer.placement is None and answer.lower_bound_ms < self._least_ms * (1.0 + SAME_FRACTION)
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        if answer.placement is not None and answer.lower_bound_ms >= (1.0 - SAME_FRACTION) * answer.step_ms:
             just_below = (1.0 - BELOW_FRACTION) * pipeline.count_fill(answer.placement)
             self._just_below[pipeline.probe_fill_fraction] = just_below
-        return was_on
+        return True
