@@ -103,6 +103,15 @@ def change_place(
 
 
 @kernel
+def _fit_words(words: Words, figures: Floats, rows: Ints, old_rows: Ints, spare: Words) -> bool:
+    """Change the words of stages whose rows changed so that they fit; whether all do. spare: [3M], overwritten."""
+    for s in range(len(rows)):
+        if rows[s] != old_rows[s] and not (fits_word(words[s], figures[s]) or fit_word(words[s], figures[s], spare)):
+            return False
+    return True
+
+
+@kernel
 def leap(
     table: Floats,
     first: NDArray[np.int32],
@@ -124,13 +133,11 @@ def leap(
         if not change_place(table, boundaries, rows, first, count, 1):
             return False
     gather(table, rows, figures)
-    spare = np.empty(words.shape[1], np.int8)
     for s in range(len(rows)):
-        if rows[s] == old_rows[s]:
-            continue
-        if not able[rows[s]] or not (fits_word(words[s], figures[s]) or fit_word(words[s], figures[s], spare)):
+        if rows[s] != old_rows[s] and not able[rows[s]]:
             return False
-    return bool(np.isfinite(step_of(words, figures)))
+    fits = _fit_words(words, figures, rows, old_rows, np.empty(words.shape[1], np.int8))
+    return fits and bool(np.isfinite(step_of(words, figures)))
 
 
 @kernel
@@ -319,11 +326,8 @@ def anneal_words(
             if not change_place(table, at, at_rows, first, count, 1):
                 continue
             gather(table, at_rows, figures)
-            old[:], fit = now, True
-            for x in range(num_stages):
-                if at_rows[x] != old_rows[x]:
-                    fit = fit and (fits_word(now[x], figures[x]) or fit_word(now[x], figures[x], spare))
-            if not fit:
+            old[:] = now
+            if not _fit_words(now, figures, at_rows, old_rows, spare):
                 now[:], at[:], at_rows[:] = old, old_at, old_rows
                 gather(table, at_rows, figures)
                 continue
