@@ -259,7 +259,8 @@ def counts_no_more(job: Job, strategy: Strategy, placements: Iterable[Placement]
     limited = caution.limited(problem, 1.0, strategy)
     for placement in placements:
         counted = simulate(limited, placement).peak_memory_bytes / np.array(limited.memory_limit_bytes)
-        fills = np.array(caution.list_fills(problem, placement, strategy, simulate(problem, placement)))
+        timeline = simulate(problem, placement)
+        fills = np.array(caution.list_fills(problem, placement, strategy, timeline.graph, timeline.peak_memory_bytes))
         assert (counted <= fills * (1 + 1e-8)).all(), f"{strategy.schedule}: {counted} of {fills}"
 
 

@@ -17,6 +17,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -24,9 +27,10 @@ from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
 from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout
 from mm_autoparallel.pipeline.layout import Layout
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.memory import list_shelved_bytes, list_stage_memory
-from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.chance_to_fit import (
     FRAGMENTED_FACTOR,
     device_peak_bytes,
@@ -83,15 +87,19 @@ class Caution:
         timeline = simulate(problem, placement)
         if find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes):
             return math.inf
-        return max(self.list_fills(problem, placement, strategy, timeline))
+        return max(self.list_fills(problem, placement, strategy, timeline.graph, timeline.peak_memory_bytes))
 
     def list_fills(
-        self, problem: Problem, placement: Placement, strategy: Strategy, timeline: Timeline
+        self,
+        problem: Problem,
+        placement: Placement,
+        strategy: Strategy,
+        graph: TaskGraph,
+        peaks: NDArray[np.float64],
     ) -> tuple[float, ...]:
-        """The same of each stage, as `timeline` plays the placement."""
-        peaks = timeline.peak_memory_bytes
-        stages = list_stage_memory(problem, placement, timeline.graph, peaks)
-        shelved = list_shelved_bytes(problem, placement, timeline.graph)
+        """The same of each stage. graph: of the step; peaks: [P] as placement counts them."""
+        stages = list_stage_memory(problem, placement, graph, peaks)
+        shelved = list_shelved_bytes(problem, placement, graph)
         num_kinds = count_communicator_kinds(strategy)
         return tuple(
             device_peak_bytes(stage, shelved_bytes, num_kinds) * self._memory_fraction / limit

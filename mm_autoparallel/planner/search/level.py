@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
-from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import FREE
-from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.search.pricing import Pricing
 
@@ -57,22 +55,6 @@ class Level:
     def list_cuts(self) -> tuple[Cut, ...]:
         """The paths that its bound rests on, for other levels of the pipeline."""
         return self.pricing.list_cuts() if self.pricing else self.known_cuts
-
-
-def play_each(problem: Problem, should_stop: Callable[[], bool]) -> list[tuple[Placement, float]] | None:
-    """Every placement of the problem with its step, infinite where it does not keep the limits; None where they are
-    too many, and on should_stop."""
-    placements = list_placements(problem)
-    if placements is None:
-        return None
-    played = []
-    for placement in placements:
-        if should_stop():
-            return None
-        timeline = simulate(problem, placement)
-        misfits = find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
-        played.append((placement, math.inf if misfits else timeline.step_ms))
-    return played
 
 
 def list_counted(problem: Problem, placement: Placement) -> NDArray[np.float64]:

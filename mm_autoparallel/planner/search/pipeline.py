@@ -21,7 +21,8 @@ from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.floors import Floors
-from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, list_counted, play_each
+from mm_autoparallel.planner.search.judging import Judging
+from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, list_counted
 from mm_autoparallel.planner.search.raising import Raising
 from mm_autoparallel.planner.search.rough import of_level
 from mm_autoparallel.planner.search.sounding import Sounding
@@ -36,8 +37,9 @@ Rank = tuple[int, bool, float, int]
 #: first (one more recomputed layer costs what it saves there), and the second is for what cannot be emptier.
 PROBES = (1.01, 1.1)
 PROBE_FACTOR = 1.03  # far too full is what ranks at more than this many times the step; assumed, as the probes are
-#: Of what is left of the price at a limit, where the plan found there is fuller than the limit counts.
-STEP_DOWN = 0.85
+#: Where the plan found at a limit is fuller than it counts, the next one leaves that plan out; and it leaves such a
+#: part of the price where placing took longer than that, or so many came close to those before. Assumed.
+STEP_DOWN, CLOSE_S, MOST_CLOSE = 0.85, 0.3, 40
 #: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
 WORTH_FRACTION = 0.98
 SETTLED_FRACTION = 1e-6  # placements whose rank differs by less are equally good
@@ -105,6 +107,8 @@ class Pipeline:
     given_up: bool = False
     cutoff_ms: float | None = None
     trimming: Trimming = field(default_factory=Trimming)
+    judging: Judging = field(default_factory=Judging)
+    _num_close: int = 0
     floors: Floors = field(init=False)
     sounding: Sounding = field(init=False)
     raising: Raising = field(init=False)
@@ -221,10 +225,10 @@ class Pipeline:
             return
         self.level.num_slices, self.level.slice_s = self.level.num_slices + 1, answer.solve_s
         if answer.infeasible:
-            self._end_level(answer.reason, answer.overflow_bytes)
+            self.end_level(answer.reason, answer.overflow_bytes)
             return
         self.raise_bound(answer.lower_bound_ms, "placing")
-        self.within_ms = min(self.within_ms, self.level.step_ms)
+        self.within_ms = max(min(self.within_ms, self.level.step_ms), self.floors.of(self.level.fill_fraction))
 
     def offer(self, placement: Placement, step_ms: float, is_last: bool) -> None:
         """Take a placement if it is better; the last of equally fast ones: no layer is in a mode there without need."""
@@ -258,7 +262,7 @@ class Pipeline:
             self.level.placement, self.level.step_ms = answer.placement, answer.step_ms
             self.within_ms = min(self.within_ms, answer.step_ms)
 
-    def _end_level(self, reason: str, overflow_bytes: float) -> None:
+    def end_level(self, reason: str, overflow_bytes: float) -> None:
         """Its level has no placement at all."""
         self.within_ms = np.inf
         if np.isinf(self.elsewhere_ms):
@@ -328,27 +332,15 @@ class Pipeline:
             return True
         if not self.is_placed(gap_fraction) or np.isinf(fill):
             return False
-        if self._judge_each(cutoff_ms, stop):
+        if self.judging.judge(self, cutoff_ms, stop):
             return True
-        factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
         assert self.level.placement is not None
         least = self.count_fill(self.level.placement)  # no level above has another best step
-        lower = min(self.caution.fill_at(factor), least * (1.0 - OPTIMAL_GAP_FRACTION))
+        lower = min(fill, least) * (1.0 - OPTIMAL_GAP_FRACTION)
+        self._num_close += 1
+        if self._num_close > MOST_CLOSE or self.level.slice_s > CLOSE_S:
+            lower = min(lower, self.caution.fill_at(1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)))
         self._leave_out(lower, within_ms * self.caution.factor(lower))
-        return True
-
-    def _judge_each(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
-        """Where its level has few placements: judge each, after which nothing is left of it. Whether that was done."""
-        problem = self.level.problem
-        assert problem is not None
-        played = play_each(problem, should_stop)
-        if played is None:
-            return False
-        for placement, step_ms in played:
-            if step_ms < min(cutoff_ms, self.rank_ms):
-                self.offer(placement, step_ms, is_last=False)
-        self.elsewhere_ms = min(self.elsewhere_ms, cutoff_ms, self.rank_ms)
-        self._end_level(f"each of its {len(played)} placements was looked at", 0.0)
         return True
 
     def count_fill(self, placement: Placement) -> float:
@@ -358,6 +350,7 @@ class Pipeline:
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
         self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
+        self.floors.raise_to(self.level.fill_fraction, self.within_ms)
         self.level = Level(fill, known_cuts=self.level.list_cuts())
         self.raise_bound(self.floors.of(fill), "placing")
 
@@ -371,7 +364,7 @@ class Pipeline:
         tries = is_sharp or (self.strategies[0].schedule == FREE and not self.has_chunks)
         bound = bound_step(self.level.problem, tries, should_stop, enough_ms=enough_ms, settles=is_sharp)
         if bound.reason:
-            self._end_level(bound.reason, 0.0)
+            self.end_level(bound.reason, 0.0)
         else:
             self.raise_bound(bound.step_ms, "mixture of paths" if is_sharp and self.has_chunks else "paths")
 

@@ -16,10 +16,8 @@ FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 DEAR_SLICE_FRACTION = 0.3
 MOST_PROBING = 1  # times that of a fill tried in between, which helps other levels and settles nothing. Assumed.
 MOST_TRIMMING = 1  # times that of the search for an emptier plan, which bounds nothing either. Assumed.
-PIECE_S, AGAIN_GROWTH = (
-    6.0,
-    2.0,
-)  # of a fill where bounds say no more; one that is placed again has so many times as long. Assumed.
+PIECE_S = 6.0  # of a fill where bounds say no more. Assumed.
+AGAIN_GROWTH = 2.0  # a fill that is placed again has so many times as long. Assumed.
 LEVELS = 5.0  # once they may end roughly (search/rough.py), a level has such a part of what is left at once. Assumed.
 PROCESSES_WORTH_S = 6.0  # of work that seems left start other processes, which load their solvers for two seconds
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing

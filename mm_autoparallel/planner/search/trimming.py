@@ -116,7 +116,8 @@ class Trimming:
         """[P] by how much each stage is fuller than a level counts it."""
         problem, strategy, caution = pipeline.problem, pipeline.strategies[0], pipeline.caution
         assert problem is not None
-        fills = caution.list_fills(problem, placement, strategy, simulate(problem, placement))
+        timeline = simulate(problem, placement)
+        fills = caution.list_fills(problem, placement, strategy, timeline.graph, timeline.peak_memory_bytes)
         excess: NDArray[np.float64] = np.maximum(
             np.array(fills) - list_counted(pipeline.problem_at(1.0), placement), 0.0
         )
