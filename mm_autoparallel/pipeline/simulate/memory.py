@@ -143,7 +143,8 @@ def _list_moments(graph: TaskGraph) -> tuple[Ints, ...]:
 
 
 def list_shelved_bytes(problem: Problem, placement: Placement, graph: TaskGraph) -> tuple[float, ...]:
-    """Per stage, the largest working set of its layers where another block has its fullest moment, else nothing.
+    """Per stage, by how much what its layers worked in at most makes the fullest moment of another block fuller than
+    the fullest of all; 0 where it does not.
 
     What a layer worked in is shelved by the allocator in segments of other sizes than the logits of a head, say, need.
     """
@@ -151,10 +152,15 @@ def list_shelved_bytes(problem: Problem, placement: Placement, graph: TaskGraph)
     shelved = []
     for stage, moments in enumerate(_list_moments(graph)):
         held = [_held_blocks(problem, placement, k) for k in _virtual_stages(problem, stage)]
-        fullest, _ = _fullest_moment(problem, placement, stage, moments, held)
+        fullest_bytes, other_bytes = (
+            kept_bytes + moment.size_bytes
+            for moment, kept_bytes in (
+                _fullest_moment(problem, placement, stage, moments, held, with_layers) for with_layers in (True, False)
+            )
+        )
         layers = (moment for blocks in held for moment in _list_work(blocks) if moment.layer)
         working_bytes = max((moment.restored_bytes + moment.transient_bytes for moment in layers), default=0.0)
-        shelved.append(0.0 if fullest.layer else working_bytes)
+        shelved.append(max(0.0, other_bytes + working_bytes - fullest_bytes))
     return tuple(shelved)
 
 
@@ -163,9 +169,15 @@ def _virtual_stages(problem: Problem, stage: int) -> tuple[int, ...]:
 
 
 def _fullest_moment(
-    problem: Problem, placement: Placement, stage: int, moments: Ints, held: Sequence[list[Held]]
+    problem: Problem,
+    placement: Placement,
+    stage: int,
+    moments: Ints,
+    held: Sequence[list[Held]],
+    with_layers: bool = True,
 ) -> tuple[_Moment, float]:
-    """The fullest moment of a stage and what it keeps when that task begins. held: by chunk."""
+    """The fullest moment of a stage and what it keeps when that task begins. held: by chunk. with_layers: layers at
+    work count too."""
     num_chunks = problem.num_chunks
     kept = [sum(_kept_bytes(*block) for block in blocks) for blocks in held]
     kept += [sum(n * block.pending_bytes for block, n, _ in blocks) for blocks in held]
@@ -173,6 +185,8 @@ def _fullest_moment(
     for chunk, blocks in enumerate(held):
         for moment in _list_work(blocks):
             key = (moment.kind, chunk)
+            if moment.layer and not with_layers:
+                continue
             if key not in worst or moment.size_bytes > worst[key].size_bytes:
                 worst[key] = moment
     best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(problem, placement, stage)), 0.0

@@ -42,8 +42,6 @@ from mm_autoparallel.planner.chance_to_fit import (
 _LEAST_FILL, _MOST_FILL = 1e-3, 10.0
 """Fills between which one is looked for; P is 0 and 1 there to all digits."""
 _ROUNDING_FRACTION = 1e-9
-_CLEAR_FRACTION = 1e-6
-"""One moment is fuller than another, in whatever order their bytes are added up."""
 
 
 class Caution:
@@ -261,26 +259,11 @@ def _least_from_here(values: list[float]) -> list[float]:
 
 
 def _least_shelved_bytes(problem: Problem) -> float:
-    """What is shelved (pipeline/simulate/memory.py) wherever the last block of the chain works, with one chunk a stage.
-
-    Nothing, unless that block is no layer and its moment is fuller than every layer's of its stage. Those of their
-    backwards come when what the last block keeps of this micro-batch is freed, but for what its weight gradient waits
-    for, or not kept yet; a layer's weight gradient may run by itself, and then as much is kept as when the last block's
-    does.
-    """
-    last, held = problem.chain[-1], _footprint(problem.chain[-1])
-    if last.layer or last.modes or not held.has_backward:
-        return 0.0
-    layers = [(_footprint(block).working_bytes, block) for block in problem.chain if block.layer]
-    freed_bytes = last.activation_bytes - (last.pending_bytes if problem.splits else 0.0)
-    most_bytes = -freed_bytes + max(
-        working_bytes + max([0.0, *(block.activation_bytes - mode.activation_bytes for mode in block.modes)])
-        for working_bytes, block in layers
-    )
-    if problem.splits:
-        most_bytes = max([most_bytes, *(working_bytes for working_bytes, _ in layers)])
-    is_fullest = most_bytes < held.working_bytes * (1.0 - _CLEAR_FRACTION)
-    return layers[-1][0] if is_fullest else 0.0  # every stage has a layer, and this one the last of the chain
+    """What is shelved (pipeline/simulate/memory.py) wherever the last block of the chain works, with one chunk a stage:
+    what the last layer of the chain, which lies there too, works with."""
+    last, layers = problem.chain[-1], [block for block in problem.chain if block.layer]
+    is_another = not (last.layer or last.modes) and _footprint(last).has_backward
+    return _footprint(layers[-1]).working_bytes if is_another else 0.0
 
 
 def _least_held_once(problem: Problem, stage: int) -> float:
