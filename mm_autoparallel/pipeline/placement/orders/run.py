@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.placement.orders.aiming import Aiming
 from mm_autoparallel.pipeline.placement.orders.bounds import bound_rows, bound_stages, least_step
 from mm_autoparallel.pipeline.placement.orders.closing import CLAIM_FRACTION, Asked, Closing, Part
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
@@ -25,7 +26,7 @@ from mm_autoparallel.pipeline.placement.orders.parting import part_backwards
 from mm_autoparallel.pipeline.placement.orders.periods import Periods
 from mm_autoparallel.pipeline.placement.orders.roomy import rows_with_room
 from mm_autoparallel.pipeline.placement.orders.starts import NUM_STARTS, find_starts
-from mm_autoparallel.pipeline.placement.orders.table import read_word, write_word
+from mm_autoparallel.pipeline.placement.orders.table import read_placement, write_word
 from mm_autoparallel.pipeline.placement.orders.windows import Windows
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
@@ -101,13 +102,14 @@ class OrderSearch:
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self.seed = 0
-        self._windows = Windows()
+        self._windows, self._aiming = Windows(), Aiming()
 
     def search(self) -> None:
         """The first runs of local search, from placements of the least bounds."""
         self._leave_rows_out()
         if self.lower_ms >= self.upper_ms * (1.0 - self.gap_fraction):
             return
+        was_known = self.best is not None
         with ThreadPoolExecutor(1) as threads:
             starts = self._starts.first(self.should_stop)
             if not starts or self._is_near():
@@ -115,10 +117,12 @@ class OrderSearch:
             loads = self.table.figures[self._starts.rows(starts[0])][:, :NUM_KINDS].sum(axis=1)
             self._load_ms = max(1e-9, float(loads.mean()))
             for round_number in range(FIRST_RUNS):
-                if self.should_stop():
+                if self.should_stop() or self._is_near():
                     return
-                is_repeated = self._can_repeat and (self._has_rules or round_number % 3 == 1)
+                is_aimed = (was_known or round_number == FIRST_RUNS - 1) and self._aiming.can(self.best)
+                is_repeated = not is_aimed and self._can_repeat and (self._has_rules or round_number % 3 == 1)
                 beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
+                beside = self._aim if is_aimed else beside
                 can_polish = self._periods_lead and self.best is not None  # what leads may not fit after all
                 first_task = self._polish if can_polish else partial(self._first_task, starts, side=0)
                 other = threads.submit(first_task(round_number))
@@ -131,8 +135,6 @@ class OrderSearch:
                     self._periods_lead = is_repeated
                 for best in (first, found):
                     self._offer(best)
-                if self._is_near():
-                    break
 
     def _leave_rows_out(self) -> None:
         """Of rows, what no step below the best can be made of, or below what is of interest; and what that bounds."""
@@ -159,25 +161,13 @@ class OrderSearch:
         if step_ms >= NEAR_FACTOR * self.upper_ms:
             return
         self._take(placement, step_ms)
-        ends, lanes = self.options.segments.boundaries(placement)
-        words, rows = [], []
-        for s, text in enumerate(placement.orders):
-            found = read_word(text)
-            first, count = (int(of[s, ends[s], ends[s + 1]]) for of in (self.table.first, self.table.count))
-            options = self.table.option[first : first + count]
-            is_same = np.all(self.options.lanes[options] == lanes[s], axis=1)
-            if found is not None:
-                is_same &= (self.table.is_whole[first : first + count] == found[1]) | (
-                    self.table.figures[first : first + count, WEIGHT_MS] == 0.0
-                )
-            if found is None or not is_same.any():
-                return
-            words.append(found[0])
-            rows.append(first + int(np.argmax(is_same)))
-        at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
-        self.best = self._was_best = Found(step_ms, at, at_rows, np.array(words))
+        known = read_placement(self.options, self.table, placement)
+        if known is None:
+            return
+        boundaries, rows, words = known
+        self.best = self._was_best = Found(step_ms, boundaries, rows, words)
         if self._can_repeat:
-            self._periods.know(self.best.words, self._starts.times(self.best.words, at_rows), step_ms)
+            self._periods.know(words, self._starts.times(words, rows), step_ms)
 
     def prove(self) -> None:
         """Search and prove until done or told to stop."""
@@ -253,6 +243,14 @@ class OrderSearch:
         if turn % 2 == 0:
             return lambda: run.leap(best, self._rows_below(best.step_ms))
         return lambda: run.end_anew(best) if self._periods_lead and turn == 3 else run.go_on(best)
+
+    def _aim(self) -> Found | None:
+        """Ask CP-SAT for a step well below the best, at the same placement."""
+        if (best := self.best) is None:
+            return None
+        _, row_ms = bound_rows(self.options, self.table.option[best.rows], np.inf)
+        lower_ms, figures = max(self.lower_ms, float(row_ms.max())), self.table.figures[best.rows]
+        return self._aiming.improve(best, figures, lower_ms, self.should_stop, self.seed)
 
     def _offer(self, found: Found | None) -> None:
         """Go on from what is better than the best words, if the simulator agrees that it fits."""
@@ -367,7 +365,7 @@ class OrderSearch:
         starts = [of for of in starts if self._starts.has_rows(of)] or self._starts.first(self.should_stop)
         is_few = len(starts) <= FEW_OPEN
         can_polish = self.best is not None and not (is_few and all(np.any(of != self.best.boundaries) for of in starts))
-        found: list[Found | None] = []
+        found: list[Found | None] = [self._aim() if can_polish else None]
         for run in range(num_runs):
             if self.should_stop():
                 break

@@ -16,9 +16,11 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     PENDING,
     ROOM,
     WEIGHT,
+    WEIGHT_MS,
     Figures,
 )
 from mm_autoparallel.pipeline.placement.orders.options import Options
+from mm_autoparallel.pipeline.problem import Placement
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.int8]
@@ -87,3 +89,22 @@ def read_word(text: str) -> tuple[Words, bool] | None:
         return None
     kinds = {"F": [FORWARD], "B": [INPUT, WEIGHT], "I": [INPUT], "W": [WEIGHT]}
     return np.array([kind for letter in letters for kind in kinds[letter]], dtype=np.int8), is_whole
+
+
+def read_placement(options: Options, table: Table, placement: Placement) -> tuple[Ints, Ints, Words] | None:
+    """Boundaries in segments [P + 1], rows of the table [P] and words [P, 3M] of a placement with orders; None where a
+    row is not there, or a stage has whole backwards and split ones."""
+    ends, lanes = options.segments.boundaries(placement)
+    words, rows = [], []
+    for s, text in enumerate(placement.orders):
+        found = read_word(text)
+        first, count = (int(of[s, ends[s], ends[s + 1]]) for of in (table.first, table.count))
+        mine = slice(first, first + count)
+        is_same = np.all(options.lanes[table.option[mine]] == lanes[s], axis=1)
+        if found is not None:
+            is_same &= (table.is_whole[mine] == found[1]) | (table.figures[mine, WEIGHT_MS] == 0.0)
+        if found is None or not is_same.any():
+            return None
+        words.append(found[0])
+        rows.append(first + int(np.argmax(is_same)))
+    return np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(words)
