@@ -109,7 +109,7 @@ class OrderSearch:
         self._leave_rows_out()
         if self.lower_ms >= self.upper_ms * (1.0 - self.gap_fraction):
             return
-        was_known = self.best is not None
+        aim_round = FIRST_RUNS - 1 if self.best is None else 0
         with ThreadPoolExecutor(1) as threads:
             starts = self._starts.first(self.should_stop)
             if not starts or self._is_near():
@@ -119,7 +119,7 @@ class OrderSearch:
             for round_number in range(FIRST_RUNS):
                 if self.should_stop() or self._is_near():
                     return
-                is_aimed = (was_known or round_number == FIRST_RUNS - 1) and self._aiming.can(self.best)
+                is_aimed = round_number == aim_round and self._aiming.can(self.best)
                 is_repeated = not is_aimed and self._can_repeat and (self._has_rules or round_number % 3 == 1)
                 beside = self._period_task() if is_repeated else self._first_task(starts, round_number, 1)
                 beside = self._aim if is_aimed else beside
