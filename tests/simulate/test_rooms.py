@@ -33,7 +33,8 @@ def slow():
     if os.getpid() != {here}: time.sleep(600.0)
 def breaks():
     (Path({folder!r}) / "breaks").touch()
-    while not (Path({folder!r}) / "slow").exists(): time.sleep(0.01)
+    slow = Path({folder!r}) / "slow"
+    while not slow.exists() or not slow.read_text(): time.sleep(0.01)
     raise KeyboardInterrupt
 """
 
