@@ -14,6 +14,7 @@ from math import comb, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.laid_out import relaxed
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import count_in_order
 from mm_autoparallel.pipeline.placement.segments import Segments, cut_into_segments
 from mm_autoparallel.pipeline.problem import Placement, Problem
@@ -73,10 +74,10 @@ def has_known_order(problem: Problem) -> bool:
 
 
 def steps_with(
-    problem: Problem, stages: Ints | int, forward_ms: Floats, backward_ms: Floats, all_ms: Floats | float
+    problem: Problem, stages: Ints | int, forward_ms: Floats, backward_ms: Floats, more_ms: Floats | float = 0.0
 ) -> Floats:
-    """What a step takes at least with one chunk a stage, by what one of `stages` takes of a micro-batch and all stages
-    take together, all_ms; 0 where that tells nothing. All of one shape, or broadcast to one.
+    """What a step takes at least with one chunk a stage, by what one of `stages` takes of a micro-batch, more_ms of it
+    for modes; 0 where that tells nothing. All of one shape, or broadcast to one.
 
     A stage does all its work. Where its order is a rule and micro-batches go in order, one passes all stages, but for
     the way back through those before this one, until its first backward ended; until then it ran no more forwards than
@@ -90,52 +91,48 @@ def steps_with(
     if not problem.splits:
         is_known = np.isfinite(ahead)
         rest_ms = (problem.num_microbatches - 1) * (forward_ms + backward_ms)
+        blocks_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in relaxed(problem).chain)
+        all_ms = min(problem.time_factors) * blocks_ms + more_ms
         through_ms = all_ms + rest_ms - np.where(is_known, ahead, 0.0) * forward_ms
         least_ms = np.maximum(least_ms, np.where(is_known, through_ms, 0.0))
     return least_ms * (1.0 - ROUNDING_FRACTION)
 
 
-def _may_hold(segments: Segments, most_ms: float) -> NDArray[np.bool_]:
+def _list_holdable(segments: Segments, most_ms: float) -> NDArray[np.bool_]:
     """[K, N + 1, N + 1] which stretches a virtual stage may hold, by begin and end: within its windows, with a layer
     and no more than it may have, and in a step of at most most_ms."""
     problem, at = segments.problem, segments.start
     layers = segments.layers[at] - segments.layers[at][:, None]
     windows = np.arange(len(at)) >= segments.first[:, None], np.arange(len(at)) <= segments.last[:, None]
     is_there = windows[0] & windows[1]
-    may_hold = is_there[:-1, :, None] & is_there[1:, None, :] & (layers >= 1)
+    holdable = is_there[:-1, :, None] & is_there[1:, None, :] & (layers >= 1)
     if problem.max_layers_per_chunk is not None:
-        may_hold &= layers <= problem.max_layers_per_chunk
+        holdable &= layers <= problem.max_layers_per_chunk
     if problem.num_chunks > 1:
-        return may_hold
+        return holdable
     factors = np.array(problem.time_factors)[:, None, None]
     forward_ms, backward_ms = (
         np.maximum(factors * (of[at] - of[at][:, None]), 0.0) for of in (segments.forward_ms, segments.backward_ms)
     )
-    all_ms = _all_ms(segments)
     stages = np.arange(problem.num_stages)[:, None, None]
-    within: NDArray[np.bool_] = steps_with(problem, stages, forward_ms, backward_ms, all_ms) <= most_ms
-    return may_hold & within
-
-
-def _all_ms(segments: Segments) -> float:
-    """What all stages take of a micro-batch together, at least."""
-    return min(segments.problem.time_factors) * float(segments.forward_ms[-1] + segments.backward_ms[-1])
+    within: NDArray[np.bool_] = steps_with(problem, stages, forward_ms, backward_ms) <= most_ms
+    return holdable & within
 
 
 def _cuts(segments: Segments, most_ms: float) -> Iterator[tuple[int, ...]]:
     """Boundaries [K + 1] of stretches that virtual stages may hold."""
-    may_hold = _may_hold(segments, most_ms)
-    leads = np.zeros((len(may_hold) + 1, segments.num_segments + 1), np.bool_)  # whether the rest can be held
+    holdable = _list_holdable(segments, most_ms)
+    leads = np.zeros((len(holdable) + 1, segments.num_segments + 1), np.bool_)  # whether the rest can be held
     leads[-1, -1] = True
-    for k in range(len(may_hold) - 1, -1, -1):
-        leads[k] = (may_hold[k] & leads[k + 1]).any(axis=1)
+    for k in range(len(holdable) - 1, -1, -1):
+        leads[k] = (holdable[k] & leads[k + 1]).any(axis=1)
 
     def grow(cut: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         k = len(cut) - 1
-        if k == len(may_hold):
+        if k == len(holdable):
             yield cut
             return
-        for end in np.flatnonzero(may_hold[k, cut[-1]] & leads[k + 1]).tolist():
+        for end in np.flatnonzero(holdable[k, cut[-1]] & leads[k + 1]).tolist():
             yield from grow((*cut, end))
 
     yield from grow((0,))
@@ -145,7 +142,7 @@ class _Ways:
     """The ways in which the layers of a stretch of segments may run, and those of them that a stage may hold."""
 
     def __init__(self, segments: Segments, most_ms: float) -> None:
-        self._segments, self._most_ms, self._all_ms = segments, most_ms, _all_ms(segments)
+        self._segments, self._most_ms = segments, most_ms
         self._kept: dict[tuple[int, int, int], list[Lanes]] = {}
 
     def of(self, stage: int, begin: int, end: int) -> list[Lanes]:
@@ -213,7 +210,7 @@ class _Ways:
         base_ms = np.diff([segments.forward_ms[at], segments.backward_ms[at]])
         forward_ms, backward_ms = segments.problem.time_factors[stage] * (base_ms + extra_ms)
         more_ms = segments.problem.time_factors[stage] * extra_ms.sum(axis=0)
-        steps_ms = steps_with(segments.problem, stage, forward_ms, backward_ms, self._all_ms + more_ms)
+        steps_ms = steps_with(segments.problem, stage, forward_ms, backward_ms, more_ms)
         return [way for way, is_short in zip(ways, steps_ms <= self._most_ms, strict=True) if is_short]
 
     def _all(self, begin: int, end: int) -> list[Lanes]:

@@ -85,8 +85,6 @@ def list_holdable(pipeline: Pipeline, aim_ms: float) -> MayHold:
     assert limited is not None
     graph, within_ms, strategy = graph_of(problem), pipeline.within_ms, pipeline.strategies[0]
     stages = np.arange(problem.num_stages)
-    chain_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in problem.chain)
-    all_ms = chain_ms * min(problem.time_factors)
 
     def may_hold(placement: Placement) -> NDArray[np.bool_]:
         loads = sum_loads(problem, placement)
@@ -94,7 +92,7 @@ def list_holdable(pipeline: Pipeline, aim_ms: float) -> MayHold:
         forward_ms, backward_ms, more_ms = (
             of[:, 0] for of in (loads.forward_ms, loads.backward_ms, loads.recompute_ms)
         )
-        least_ms = np.maximum(within_ms, steps_with(problem, stages, forward_ms, backward_ms, all_ms + more_ms))
+        least_ms = np.maximum(within_ms, steps_with(problem, stages, forward_ms, backward_ms, more_ms))
         may = least_ms < aim_ms
         may[find_misfits(problem, peaks, peak_host_bytes(problem, loads, graph))] = False
         loads = sum_loads(limited, placement)
