@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mm_autoparallel.pipeline.encoders import EncodedProblem
+    from mm_autoparallel.pipeline.placement.bubbles.compare import Comparison
     from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult
 
 
@@ -41,18 +42,19 @@ class EncodedPlaceResult(Found):
         if found.placement is None:
             return []
         told = self._compared()
+        phases = f"{told.phases_ms:.3f} ms" if told.phases_ms is not None else "cannot run, as most_ahead is less"
         return [
             device_table(found),
-            f"the decoder alone takes {told['decoder_ms']:.3f} ms, encoders in phases before and after it "
-            f"{told['phases_ms']:.3f} ms, an even chain at least {told['chain_ms']:.3f} ms",
+            f"the decoder alone takes {told.decoder_ms:.3f} ms, encoders in phases before and after it "
+            f"{phases}, an even chain at least {told.chain_ms:.3f} ms",
             self.describe_end(),
         ]
 
-    def _compared(self) -> dict[str, float]:
+    def _compared(self) -> Comparison:
         from mm_autoparallel.pipeline.placement.bubbles.compare import compare
 
         assert self.result.placement is not None
-        return asdict(compare(self.problem, self.result.placement))
+        return compare(self.problem, self.result.placement)
 
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without an order its figures are null and `reason` says why there is none."""
@@ -70,7 +72,7 @@ class EncodedPlaceResult(Found):
             | describe_placement(self.problem.decoder, found.placement)
             | {"order": [order.split() for order in write_orders(found.tasks, found.words)]}
             | {"placed_bound_ms": found.placed_bound_ms}
-            | {"other_ways": self._compared()}
+            | {"other_ways": asdict(self._compared())}
             | {"peak_memory_bytes": [math.ceil(peak) for peak in found.peak_bytes]}
             | ({"features_bytes": features} if features else {})
             | ({"host_bytes": hosts} if any(hosts) else {})

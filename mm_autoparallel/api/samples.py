@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value
 from mm_autoparallel.samples.image_size import read_size
 from mm_autoparallel.samples.opened import name_file, open_samples
 from mm_autoparallel.samples.record import SampleRules, read_record, write_record
-from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, Sample, SampleCost
+from mm_autoparallel.samples.sample import Sample, SampleCost
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.statistics import Spread, describe_table
 from mm_autoparallel.samples.table import SampleTable, keep_samples
@@ -90,10 +91,12 @@ def count_samples(
         return DataStatistics(table, tuple(rows))
     from mm_autoparallel.model.costs.cost_model import CostModel
     from mm_autoparallel.model.costs.sample_loads import loads_ms, sample_cost, sample_laws
+    from mm_autoparallel.model.readers.sample_source import check_media
 
+    check_media(table, job.model, f"the model {job.model.name}")
     laws = sample_laws(CostModel(job))
     loads = {name: loads_ms(table, law, job.model) for name, law in laws.items()}
-    rows = describe_table(table, job.model.merge_tokens, job.model.audio_tokens_per_s or AUDIO_TOKENS_PER_S, loads)
+    rows = describe_table(table, job.model.merge_tokens, job.model.audio_tokens_per_s, loads)
     told = f"; loads: forward and backward on one {job.cluster.device.name}, analytic"
     return DataStatistics(table, tuple(rows), told, sample_cost(laws, job.model) if "text" in laws else None)
 
@@ -121,7 +124,13 @@ def _list_samples(path: Path, rules: SampleRules) -> Iterator[Sample]:
             where=name_file(path),
         )
     pixels = preprocess.get("image_max_pixels", preprocess.get("image_resolution"))
-    if rules.most_pixels is None and isinstance(pixels, int) and pixels > 0:
+    if pixels is not None and (isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1):
+        raise JobError(
+            f"{_CONFIGURATION}.preprocess_parameters says images of at most {describe_value(pixels)} pixels; a whole "
+            "number, at least 1, is expected",
+            where=name_file(path),
+        )
+    if rules.most_pixels is None and pixels is not None:
         rules = replace(rules, most_pixels=pixels)
     for name in named.split(","):
         near = Path(name) if Path(name).exists() else path.parent / name

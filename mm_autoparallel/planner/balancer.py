@@ -228,11 +228,6 @@ def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None
         document, where = dict(plan), "the plan"
     else:
         raise PlanError(f"plan is {describe_value(plan)}; a Plan, its result file or that file's content is expected")
-    kind = document.get("layout", {}).get("kind") if isinstance(document.get("layout"), Mapping) else None
-    if kind not in (None, "chain"):
-        raise PlanError(
-            f"layout is {kind}, and only chains of stages are balanced; plan one with that layout", where=where
-        )
     document.setdefault("layer_recompute", {})
     sizes = document.get("parallel_config")
     if micro_batches is not None and "global_batch_size" not in document and isinstance(sizes, Mapping):
@@ -243,6 +238,11 @@ def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None
 
 def _law_of(plan: Plan, cost: SampleCost) -> Law:
     strategy = plan.strategy
+    if strategy.arrangement is not None:
+        raise PlanError(
+            f"layout is {strategy.arrangement.name}, and only chains of stages are balanced; plan one with "
+            "search.layouts: chain"
+        )
     if strategy.schedule not in (*OF_JOBS, GIVEN):
         raise PlanError(f"schedule is {strategy.schedule}; plans are balanced that run {', '.join(OF_JOBS)}")
     others = [modality for modality, held in plan.layers.items() if any(held) and modality not in ("vision", "text")]

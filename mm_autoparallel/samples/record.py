@@ -23,10 +23,8 @@ from typing import Any
 
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.samples.image_size import read_size
-from mm_autoparallel.samples.sample import FRAMES_A_PATCH, PATCHES_A_TOKEN_SIDE, Sample
+from mm_autoparallel.samples.sample import FRAMES_A_PATCH, MOST_TOKENS, PATCHES_A_TOKEN_SIDE, Sample
 
-MOST_TOKENS = 10**9
-"""Of a sample, and patches of an image. Assumed: a thousand times the longest context there is."""
 MOST_FRAMES = 100_000
 """Of a video that a model is given. Assumed: an hour, at 25 a second."""
 
@@ -47,7 +45,8 @@ class SampleRules:
     patches a side become one token; None: nobody says, so that pixels tell nothing. most_pixels: larger images are
     scaled down. frames_per_patch: frames of a video that a patch joins. characters_count_per_token: of text whose
     tokens are not counted; None: nobody says. find_size: width and height of a named image file, None where it cannot
-    be found."""
+    be found. fixed_count: patches of every image, of an encoder that takes one size; then pixels tell nothing but with
+    a patch_size that somebody says. count_media: tokens that a sample's images and audio become, where a model says."""
 
     patch_size: int | None = None
     merge_side: int = PATCHES_A_TOKEN_SIDE
@@ -55,10 +54,18 @@ class SampleRules:
     frames_per_patch: int = FRAMES_A_PATCH
     characters_count_per_token: float | None = None
     find_size: Callable[[str], tuple[int, int] | None] | None = None
+    fixed_count: int | None = None
+    count_media: Callable[[Sample], int] | None = None
 
     def patches(self, width: int, height: int) -> int:
         """Of an image of so many pixels: each side is rounded to whole tokens, at least one, after the image was scaled
         down to `most_pixels`, rounded down then (Qwen2-VL's smart_resize, arXiv:2409.12191, section 2.1)."""
+        if self.patch_size is None and self.fixed_count is not None:
+            raise Malformed(
+                f"it has an image of {width} x {height} pixels, and the model's encoder takes images of one size, "
+                f"{self.fixed_count} patches, to which its processor scales or cuts them; give `patches` of each, "
+                f"[{self.fixed_count}] for a whole image, [{self.fixed_count}, {self.fixed_count}] for two tiles"
+            )
         if self.patch_size is None:
             raise Malformed(
                 f"it has an image of {width} x {height} pixels, and nobody says how large a patch is; give "
@@ -88,7 +95,14 @@ def read_record(record: Mapping[str, Any], rules: SampleRules) -> Sample:
         text_tokens = _count_text(record, rules)
     if tokens is None and not (patches or audio or text_tokens):
         raise Malformed("it has no image, no video, no audio and no text; take it out, or give its tokens")
-    return Sample(patches=patches, text_tokens=text_tokens, tokens=tokens, audio_s=audio)
+    sample = Sample(patches=patches, text_tokens=text_tokens, tokens=tokens, audio_s=audio)
+    of_media = rules.count_media(sample) if rules.count_media and tokens is not None else 0
+    if tokens is not None and of_media > tokens:
+        raise Malformed(
+            f"its tokens are {tokens:,}, of the whole sequence, and its images and audio alone become {of_media:,}; "
+            "give those of the whole, or text_tokens in their place"
+        )
+    return sample
 
 
 def write_record(sample: Sample) -> dict[str, Any]:

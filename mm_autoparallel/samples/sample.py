@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+MOST_TOKENS = 10**9
+"""Of a sample, and patches of an image. Assumed: a thousand times the longest context there is."""
+
 PATCHES_A_TOKEN_SIDE = 2
 """An image's patches are merged two by two into one token (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
 

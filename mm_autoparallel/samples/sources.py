@@ -1,8 +1,8 @@
 """Records of data sets, one after the other, with the place of each for messages: the readers of file formats.
 
 JSONL, a JSON list (LLaVA's conversations, MindSpeed-MM's data), CSV, parquet (Hugging Face's data sets) and tar
-(WebDataset, whose members of one name before the first dot are a sample). Memory is bounded by the largest record and
-not by the file.
+(WebDataset, whose members of one name before the first dot are a sample, and hidden ones none). Memory is bounded by
+the largest record and not by the file.
 """
 
 from __future__ import annotations
@@ -152,6 +152,9 @@ def _list_json(path: Path) -> Records:
                 reason = f"it is no mapping; one with some of {', '.join(KNOWN)} is right"
                 raise _broken(path, f"entry {number}", reason)
             yield f"entry {number}", entry
+        ahead.at += 1
+        if ahead.next_character("behind the list"):
+            raise _broken(path, "behind the list", "there is more; one list of records is expected in a file")
 
 
 def _list_csv(path: Path) -> Records:
@@ -227,6 +230,8 @@ def _list_tar(path: Path) -> Records:
                         continue
                     place = PurePosixPath(member.name)
                     stem, _, ending = place.name.partition(".")
+                    if not stem:  # .DS_Store, ._000.json: WebDataset passes over them too
+                        continue
                     if (now := str(place.with_name(stem))) != key:
                         if key is not None and parts:
                             yield f"sample {key}", parts

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, PATCHES_A_TOKEN_SIDE, Sample
+from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, MOST_TOKENS, PATCHES_A_TOKEN_SIDE, Sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -132,7 +132,7 @@ def _take_parts(values: NDArray[Any], ends: Ints, order: Ints) -> tuple[NDArray[
 def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTable:
     """The table of `samples`, in their order. num_read: of how many they were drawn; None: these are all.
 
-    Raises ValueError, naming the sample, where patches or tokens are no whole numbers of at least 0.
+    Raises ValueError, naming the sample, where patches or tokens are no whole numbers from 0 to MOST_TOKENS.
     """
     columns = {name: list(map(attrgetter(name), samples)) for name in ("patches", "text_tokens", "tokens", "audio_s")}
     images = _ends(columns["patches"])
@@ -155,10 +155,10 @@ def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTa
 def _whole(values: Sequence[Any], samples: Sequence[Sample], holders: Sequence[int] | Ints) -> Ints:
     """The values as whole numbers. holders: the sample that each is of. Raises ValueError, naming it."""
     found = np.array(values, dtype=np.float64)
-    wrong = np.flatnonzero(~((found >= 0) & (found == np.floor(found)) & np.isfinite(found)))
+    wrong = np.flatnonzero(~((found >= 0) & (found == np.floor(found)) & (found <= MOST_TOKENS)))
     if len(wrong):
         i = int(holders[int(wrong[0])])
-        raise ValueError(f"sample {i} is {samples[i]}; patches and tokens are whole numbers of at least 0")
+        raise ValueError(f"sample {i} is {samples[i]}; patches and tokens are whole numbers from 0 to {MOST_TOKENS:,}")
     return found.astype(np.int64)
 
 

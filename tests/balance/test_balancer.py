@@ -26,6 +26,9 @@ CHUNKS = plan_document([[3, 3], [2, 0]], [[0, 0], [3, 5]])
 FREE = plan_document(
     [3, 0], [1, 4], schedule="free", order=[["0F0", "1F0", "0I0", "0W0", "1B0"], ["0F0", "0B0", "1F0", "1I0", "1W0"]]
 )
+_ONE = {"PP": 1, "TP": 1, "CP": 1, "DP": 8, "MBS": 1, "rank_offset": 0}
+SIZES = {"vision": _ONE, "llm": _ONE | {"PP": 4, "DP": 2}}
+EACH = SIZES | {"vision": {"kind": "colocated", "encoder_run": "phases"} | _ONE}
 
 
 def loads(samples: list[Sample], cost: SampleCost) -> list[tuple[float, float]]:
@@ -187,7 +190,12 @@ def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
         (CHAIN, {"token_cap": 0}, "token_cap is 0"),
         (CHAIN, {"micro_batches": None}, "global_batch_size is missing"),
         (CHAIN | {"schedule": "seq_1f1b_2"}, {}, "schedule is seq_1f1b_2"),
-        (CHAIN | {"layout": {"kind": "disaggregated"}}, {}, "layout is disaggregated"),
+        (
+            CHAIN | {"layout": {"kind": "colocated", "encoder_run": "phases", "modules": SIZES}},
+            {},
+            "layout is colocated",
+        ),
+        (CHAIN | {"layout": {"modules": EACH}}, {}, "layout is colocated in phases, vision PP 1"),
         (FREE, {"micro_batches": 3}, "does not run 3 micro-batches"),
         ({"parallel_config": {"PP": 2}}, {}, "parallel_config.TP is missing"),
         (7, {}, "plan is 7"),
@@ -213,6 +221,7 @@ def test_audio_layers_are_refused() -> None:
         ([Sample(tokens=60)] * 7, "the samples have 420 tokens"),
         ([Sample(tokens=60)] * 5, "no packing of 5 samples"),
         ([Sample(tokens=5)] * 4 + [Sample((-4,))], "sample 4 is"),
+        ([Sample(tokens=5)] * 4 + [Sample(tokens=10**30)], "whole numbers from 0 to 1,000,000,000"),
         ([Sample(tokens=5)] * 4 + [Sample((2.5,))], "whole numbers"),  # type: ignore[arg-type]
         ([Sample((16,))] * 4, "the plan has no vision layers"),
     ],

@@ -54,6 +54,13 @@ def test_a_wrong_line_ends_with_its_place(folder: Path, capsys: pytest.CaptureFi
         assert "samples.jsonl: line 2: its text_tokens is" in capsys.readouterr().err
 
 
+def test_audio_for_a_model_that_hears_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "samples.jsonl").write_text('{"audio_seconds": [60], "text_tokens": 4}\n')
+    for command in (["data", "stats", "samples.jsonl", "--job", "job.json"], ["plan", "job.json"]):
+        assert main(command) == 2
+        assert "the samples have 1 audios, and the model has no encoder of audios" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("folder")
 def test_plans_tell_their_step_over_drawn_batches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "job.json", "--set", "search.objective=mean", "--out", "planned"]) == 0

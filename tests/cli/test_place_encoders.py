@@ -108,6 +108,20 @@ def test_as_functions(example: Path) -> None:
     assert "<table" in found._repr_html_()
 
 
+def test_phases_that_a_cap_forbids(run_cli: Run, example: Path, tmp_path: Path) -> None:
+    """Where few passes may be ahead there are no phases to compare with, in the document and in words."""
+    document, capped = json.loads(example.read_text()), tmp_path / "capped.json"
+    document["encoders"][0]["most_ahead"] = 1
+    capped.write_text(json.dumps(document))
+    result = run_cli("place", capped, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["other_ways"]["phases_ms"] is None
+    assert (
+        "encoders in phases before and after it cannot run, as most_ahead is less"
+        in mmap.place(mmap.read_problem(capped)).table()
+    )
+
+
 def test_nothing_fits(example: Path, run_cli: Run, tmp_path: Path) -> None:
     """Encoders count among what devices hold."""
     document = json.loads(example.read_text()) | {"memory_limit_bytes": 66e9}

@@ -136,6 +136,13 @@ def test_jobs_that_ask_for_what_cannot_be() -> None:
         parse_job(content, Path("job.yaml"))
     (warning,) = parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).warnings
     assert warning.startswith("search.layouts is all, and the chain alone is planned")
+    for asked, reason in (
+        ({"stack": "mindspeed"}, "workload.stack mindspeed has one parallel size for encoder and decoder"),
+        ({"schedule": "zb_h1"}, "arrangements are planned for 1f1b and interleaved_1f1b, and search.schedule asks"),
+    ):
+        (warning,) = make_job(layouts="all", **asked).warnings
+        assert warning.startswith(f"search.layouts is all, and the chain alone is planned: {reason}")
+    assert not make_job(layouts="all", schedule=["1f1b", "zb_h1"]).warnings
 
 
 def test_a_vocabulary_that_alone_limits_tensor_parallel_is_said() -> None:

@@ -47,12 +47,13 @@ DRAWN = {
     "audio_seconds": {"constant": 20},
     "text_tokens": {"mean": 600, "spread_fraction": 1.0, "most": 4000},
 }
+TEXT = {"text_tokens": 1000}
 
 
 def job_of(samples: Any, folder: Path = Path(), **more: Any) -> Job:
     workload = {"global_batch_size": 16, "samples": samples} | more.pop("workload", {})
     cluster = {"num_nodes": 1, "devices_per_node": 4, "device": "a100-80g"}
-    document = {"model": MODEL, "cluster": cluster, "workload": workload, **more}
+    document = {"model": more.pop("model", MODEL), "cluster": cluster, "workload": workload, **more}
     return parse_job(document, folder / "job.yaml")
 
 
@@ -96,6 +97,9 @@ def test_files_are_read_beside_the_job_and_their_content_counts(tmp_path: Path) 
         (DRAWN, {"workload": {"images_per_sample": 7}}, "workload.images_per_sample is 7, and workload.samples has 2"),
         (DRAWN, {"workload": {"length_spread_fraction": 0.2}}, "length_spread_fraction and samples both say"),
         (DRAWN, {"workload": {"micro_batch_scale": {"text": [1.0, 2.0]}}}, "micro_batch_scale and samples both say"),
+        (TEXT, {"workload": {"image_tokens_per_sample": 512}}, "image_tokens_per_sample is 512, .* 0.0 on average"),
+        (TEXT, {"workload": {"audios_per_sample": 2}}, "audios_per_sample is 2, and workload.samples has 0.0"),
+        (TEXT, {"workload": {"samples_per_sequence": 4}}, "samples_per_sequence is 4, and workload.samples has 1.0"),
         ({}, {}, "workload.samples.*either file names the samples, or images, .* neither is given"),
         ({"file": "a", "images": 1, "patches": 4}, {}, "and both are given"),
         ({"images": 1}, {}, "images and patches go together"),
@@ -115,6 +119,36 @@ def test_files_are_read_beside_the_job_and_their_content_counts(tmp_path: Path) 
 def test_what_is_wrong_or_contradicts_is_named(samples: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         job_of(samples, **more)
+
+
+@pytest.mark.parametrize(
+    ("stem", "merge", "fixed_count"),
+    [
+        ({}, 4, None),  # rotary positions, as Qwen2-VL's
+        ({"num_positions": 2304}, 4, None),  # stretched to any size, as Qwen3-VL's
+        ({"num_positions": 577, "class_token": True}, 1, 576),  # CLIP
+        ({"num_positions": 1025, "class_token": True}, 4, 1024),  # InternViT
+        ({"num_positions": 4096}, 16, 4096),  # SigLIP, as Gemma 3 has it
+    ],
+)
+def test_pixels_tell_patches_where_an_encoder_takes_any_size(
+    stem: dict[str, Any], merge: int, fixed_count: int | None, tmp_path: Path
+) -> None:
+    vision = MODEL["encoders"][0]  # type: ignore[index]
+    own = {"stem": vision["stem"] | stem, "projector": {"merge_tokens": merge, "layer_sizes": [1024 * merge, 2048]}}
+    (tmp_path / "a.jsonl").write_text('{"image_sizes": [[448, 448]], "text_tokens": 24}\n')
+    model = MODEL | {"encoders": [vision | own]}
+    if fixed_count is None:
+        assert job_of("a.jsonl", tmp_path, model=model).workload.image_tokens_per_sample == 256
+        return
+    with pytest.raises(JobError, match=f"a.jsonl: line 1: .* takes images of one size, {fixed_count} patches"):
+        job_of("a.jsonl", tmp_path, model=model)
+
+
+def test_a_sequence_holds_its_images(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"tokens": 1040, "patches": 4096}\n{"tokens": 10, "patches": 4096}\n')
+    with pytest.raises(JobError, match=r"a.jsonl: line 2: its tokens are 10, .* alone become 1,024"):
+        job_of("a.jsonl", tmp_path)
 
 
 def test_images_and_audio_of_a_sequence_are_those_of_its_samples() -> None:

@@ -63,7 +63,9 @@ def test_lists_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
 def test_archives_give_the_sizes_of_their_images(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in (
+            (".DS_Store", b"of a desktop"),
             ("00/a.json", b'{"text_tokens": 7}'),
+            ("00/._a.json", b"of a file system, and no JSON"),
             ("00/a.png", png(448, 448)),
             ("00/b.txt", b"eight words of text, not a tokenized one"),
             ("00/b.left.png", png(448, 448)),
@@ -111,6 +113,10 @@ def test_conversations_with_images_in_a_folder(tmp_path: Path) -> None:
     settings = {"basic_parameters": {"dataset": f"{path}"}, "preprocess_parameters": {"image_max_pixels": 28 * 28 * 4}}
     named = write(tmp_path, "data.json", json.dumps({"dataset_param": settings}))
     assert count_samples([named], RULES, images=tmp_path).table.sample(2) == Sample((16,), 5)
+    settings["preprocess_parameters"] = {"image_max_pixels": "3136"}
+    write(tmp_path, "data.json", json.dumps({"dataset_param": settings}))
+    with pytest.raises(JobError, match=r'data.json: .* images of at most "3136" pixels; a whole number'):
+        count_samples([named], RULES, images=tmp_path)
     with pytest.raises(JobError, match=r"llava.json: entry 1: the size of its image .cat.png. .* --images DIR"):
         count_samples([path], RULES)
     with pytest.raises(JobError, match=r"entry 1: its conversations is text.*--characters-per-token"):
@@ -138,6 +144,8 @@ def test_conversations_with_images_in_a_folder(tmp_path: Path) -> None:
         ("a.json", '[{"tokens": 5},', "entry 2: it is no valid JSON|after entry 1"),
         ("a.json", '[{"tokens": 5}', "after entry 1: the list has no end"),
         ("a.json", "[5]", "entry 1: it is no mapping"),
+        ("a.json", '[{"tokens": 5}][{"tokens": 6}]', "behind the list: there is more; one list of records"),
+        ("a.json", '[{"tokens": 5}] and more', "behind the list: there is more"),
         ("a.csv", "one,two\n1,2\n", "line 1: no column is called as any of patches"),
         ("a.csv", "tokens,tokens\n1,2\n", "line 1: the column tokens stands twice"),
         ("a.csv", "tokens,x\n1,2\n3\n", "line 3: it has 1 cells, and the header has 2 columns"),
@@ -157,6 +165,9 @@ def test_pixels_need_a_patch(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", '{"width": 50, "height": 60, "text_tokens": 3}')
     with pytest.raises(JobError, match=r"line 1: it has an image of 50 x 60 pixels, .* --patch-size N"):
         read(path, SampleRules())
+    with pytest.raises(JobError, match=r"line 1: .* takes images of one size, 576 patches, .* \[576, 576\] for two"):
+        read(path, SampleRules(fixed_count=576))
+    assert read(path, SampleRules(fixed_count=576, patch_size=14)) == [Sample((16,), 3)]  # asked for
     with pytest.raises(JobError, match="there is no such file"):
         read(tmp_path / "none.jsonl")
 

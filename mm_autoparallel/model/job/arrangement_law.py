@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, ModuleLayout
+from mm_autoparallel.model.job.arrangement import JOINED, MODULE_KINDS, Arrangement, ModuleLayout
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import sharing_reasons
 from mm_autoparallel.model.job.division_law import division_reasons
@@ -50,6 +50,20 @@ def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | No
             return f"an arrangement is planned for equal micro-batches, and workload.{key} is given"
     if workload.replicate_towers:
         return "an arrangement gives the encoder sizes of its own, and workload.replicate_towers replicates it"
+    return None
+
+
+def has_planned(schedules: Collection[str]) -> bool:
+    """Whether one of them goes with an arrangement; an empty name stands for a strategy's default."""
+    return not {"", *PLANNED_SCHEDULES}.isdisjoint(schedules)
+
+
+def search_reason(workload: Workload, schedules: Collection[str]) -> str | None:
+    """Why a search that looks at these schedules plans the chain alone, whatever the model; None where it may not."""
+    if not has_planned(schedules):
+        return f"arrangements are planned for {' and '.join(PLANNED_SCHEDULES)}, and search.schedule asks for others"
+    if "stack" in workload.model_fields_set and all(stack_reason(workload, kind) for kind in MODULE_KINDS[1:]):
+        return f"workload.stack {workload.stack} has one parallel size for encoder and decoder"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mm_autoparallel.records import Noun
 from mm_autoparallel.samples.draw import Draw, constant, draw_table, lognormal, mixture
 from mm_autoparallel.samples.packing import pack_table
 from mm_autoparallel.samples.record import SampleRules, read_record
+from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE, Sample
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.table import SampleTable, keep_samples
 from mm_autoparallel.validation import parse_record
@@ -70,7 +72,7 @@ def fill_samples(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], 
             f"{table.sha256[:12]}…; the file has changed: give that, or leave it out",
             where=where,
         )
-    _check_media(table, model, where)
+    check_media(table, model, where)
     sha256 = {"sha256": table.sha256} if source.file is not None else {}
     table = _pack(table, source.packing, model, where)
     filled = {**workload, **_fill_means(table, source.packing, model, workload, where)}
@@ -118,11 +120,14 @@ def encoder_of(model: Model, media: str) -> Encoder | None:
 
 
 def rules_of(model: Model, rules: SampleRules) -> SampleRules:
-    """`rules` with the patches of the model's encoder of images: in_features are 3 colours, one frame or two, and a
-    square of pixels."""
+    """`rules` with the tokens of the model's media, and the patches of its encoder of images: in_features are 3
+    colours, one frame or two, and a square of pixels."""
+    rules = replace(rules, count_media=partial(_count_media, model))
     encoder = encoder_of(model, "images")
     if encoder is None or not isinstance(encoder.stem, Patches):
         return rules
+    if fixed_count := _fixed_count(encoder.stem, encoder.projector.merge_tokens):
+        return replace(rules, fixed_count=fixed_count)
     sides = {frames: math.isqrt(encoder.stem.in_features // (3 * frames)) for frames in (1, 2)}
     exact = [(side, frames) for frames, side in sides.items() if 3 * frames * side**2 == encoder.stem.in_features]
     merge = max(1, math.isqrt(encoder.projector.merge_tokens))
@@ -130,11 +135,26 @@ def rules_of(model: Model, rules: SampleRules) -> SampleRules:
     return replace(rules, patch_size=side, frames_per_patch=frames, merge_side=merge)
 
 
-def _check_media(table: SampleTable, model: Model, where: str) -> None:
+def _fixed_count(stem: Patches, merge_tokens: int) -> int:
+    """Patches of the one size of image that an encoder takes; 0 of any size. Learned positions are stretched to images
+    of any size by encoders that merge two by two and have no class token (Qwen3-VL, GLM-4.1V, Kimi-VL); others are
+    given one size, whole or as tiles (CLIP, SigLIP, InternViT)."""
+    is_any = not stem.num_positions or (merge_tokens == PATCHES_A_TOKEN_SIDE**2 and not stem.class_token)
+    return 0 if is_any else stem.num_positions - int(stem.class_token)
+
+
+def _count_media(model: Model, sample: Sample) -> int:
+    """Tokens of the decoder that a sample's images and audio become."""
+    images = sum(-(-patches // model.merge_tokens) for patches in sample.patches)
+    return images + sum(math.ceil(seconds * model.audio_tokens_per_s) for seconds in sample.audio_s)
+
+
+def check_media(table: SampleTable, model: Model, where: str) -> None:
+    """Raises JobError where samples have images or audio, and the model no encoder of such."""
     for media, number in (("images", len(table.patches)), ("audios", len(table.audio_s))):
         if number and encoder_of(model, media) is None:
             raise JobError(
-                f"workload.samples has {number:,} {media}, and the model has no encoder of {media}; leave them out",
+                f"the samples have {number:,} {media}, and the model has no encoder of {media}; leave them out",
                 where=where,
             )
 
@@ -178,7 +198,8 @@ def _fill_means(
                 f"{name}_tokens_per_sample": float(np.mean(of_media)),
                 f"{name}s_per_sample": float(counts.mean()),
             }
-    for key, mean in means.items():
+    media = [f"{name}{part}_per_sample" for name in ("image", "audio") for part in ("_tokens", "s")]
+    for key, mean in (dict.fromkeys(media, 0.0) | {"samples_per_sequence": 1.0} | means).items():
         given = workload.get(key)
         if isinstance(given, (int, float)) and abs(given - mean) > max(_NEAR_FRACTION * mean, 0.5):
             raise JobError(
@@ -187,8 +208,8 @@ def _fill_means(
                 where=where,
             )
     whole = {key: max(1, round(mean)) for key, mean in means.items()}
-    media = sum(whole.get(f"{name}_tokens_per_sample", 0) for name in ("image", "audio"))
-    whole["seq_length"] = _round_length(tokens, media)
+    least = sum(whole.get(f"{name}_tokens_per_sample", 0) for name in ("image", "audio"))
+    whole["seq_length"] = _round_length(tokens, least)
     for name in ("image", "audio"):
         if (key := f"{name}s_per_sample") in whole:
             whole[key] = min(whole[key], whole[f"{name}_tokens_per_sample"])

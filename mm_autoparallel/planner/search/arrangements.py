@@ -20,6 +20,7 @@ from mm_autoparallel.model.job.arrangement import JOINED, Arrangement, EncoderRu
 from mm_autoparallel.model.job.arrangement_law import (
     PLANNED_SCHEDULES,
     encoders_train,
+    has_planned,
     model_reason,
     module_name,
     module_reasons,
@@ -156,7 +157,7 @@ def list_boughs(
     kinds = [kind for kind in job.search.kinds if kind != "chain" and stack_reason(job.workload, kind) is None]
     if not kinds or model_reason(job.model, job.cluster, job.workload):
         return
-    if "chain" in job.search.kinds and not _has_planned(job):
+    if "chain" in job.search.kinds and not has_planned(job.schedules):
         return  # where the chain is not asked for, they are listed so that the law is told
     alone = job.model.model_copy(update={"encoders": ()})
     breaks, names = _outlaw(job, alone), tuple(encoder.name for encoder in job.model.encoders)
@@ -211,18 +212,14 @@ def _outlaw(job: Job, alone: Model) -> Callable[[Sizes], bool]:
     return breaks
 
 
-def _has_planned(job: Job) -> bool:
-    """Whether the search has a schedule that goes with an arrangement."""
-    return not {"", *PLANNED_SCHEDULES}.isdisjoint(job.schedules)
-
-
 def _lawful(job: Job, alone: Model, found: Sequence[Sizes], choose: Choose) -> Iterator[Strategy]:
     """The lawful strategies of the decoder by itself, each once, with schedules that go with an arrangement; where the
     search names none of these, with those that it names, so that the law is told."""
-    seen, has_planned, laws = set(), _has_planned(job), Laws(alone, job.cluster, job.workload)
+    seen, laws = set(), Laws(alone, job.cluster, job.workload)
+    asks_planned = has_planned(job.schedules)
 
     def is_meant(schedule: str) -> bool:
-        return not has_planned or schedule in ("", *PLANNED_SCHEDULES)
+        return not asks_planned or schedule in ("", *PLANNED_SCHEDULES)
 
     for sizes in found:
         for one in choose(sizes, is_meant):

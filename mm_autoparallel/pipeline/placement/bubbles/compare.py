@@ -3,6 +3,7 @@ features come to that are made elsewhere."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mm_autoparallel.pipeline.encoders import EncodedProblem
@@ -17,24 +18,27 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 @dataclass(frozen=True)
 class Comparison:
     """Steps of one placement in ms. decoder_ms: of the decoder alone. phases_ms: every device runs its encoder forwards
-    first and its encoder backwards last, memory aside. chain_ms: were the encoders' work spread evenly over the
-    decoder's stages as a part of its chain, the last stage's share with its way there and back (a bound, not an order).
+    first and its encoder backwards last, memory aside; None where fewer passes may be ahead of the decoder. chain_ms:
+    were the encoders' work spread evenly over the decoder's stages as a part of its chain, the last stage's share with
+    its way there and back (a bound, not an order).
     """
 
     decoder_ms: float
-    phases_ms: float
+    phases_ms: float | None
     chain_ms: float
 
 
 def compare(problem: EncodedProblem, placement: Placement) -> Comparison:
     """The comparison for a placement of the decoder. Raises PlanError where it is none."""
     tasks = list_tasks(problem, placement)
-    return Comparison(simulate(problem.decoder, placement).step_ms, phases_ms(tasks), chain_ms(tasks))
+    in_phases_ms = phases_ms(tasks)
+    decoder_ms = simulate(problem.decoder, placement).step_ms
+    return Comparison(decoder_ms, in_phases_ms if math.isfinite(in_phases_ms) else None, chain_ms(tasks))
 
 
 def phases_ms(tasks: Tasks) -> float:
     """The step of all encoder forwards, then the decoder, then all encoder backwards, each device on its own; joins and
-    strands keep their order, and shares of different encoders follow one another."""
+    strands keep their order, and shares of different encoders follow one another. inf where `most_ahead` forbids it."""
     lanes: list[list[int]] = [[] for _ in range(tasks.num_lanes)]
     by_turn: list[list[tuple[int, int, int, int]]] = [[] for _ in range(tasks.num_lanes)]
     for strand, lane in enumerate(tasks.strand_lane):
