@@ -85,6 +85,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     _add(group, "--normalization", choices=["RMSNorm"], default="RMSNorm")
     _add(group, "--tokenizer-type", choices=["NullTokenizer"], default="NullTokenizer")
     _add(group, "--freeze-ViT", dest="freeze_vit", action="store_true", help="the vision encoder does not train")
+    _add(group, "--freeze-projector", action="store_true", help="nor do the matrices behind it")
     _add(group, "--init-method-std", type=float, default=0.02, help="spread of the random weights; default 0.02")
 
 

@@ -61,14 +61,14 @@ class Colocated:
 
 
 def deal_samples(
-    num_samples: int, decoder: tuple[int, int], encoder: tuple[int, int], replica: int, in_phases: bool
+    num_samples: int, decoder: tuple[int, int], encoder: tuple[int, int], replica: int, at_once: bool
 ) -> list[list[int]]:
     """Which samples of a global batch each call of an encoder's replica takes. decoder, encoder: DP and MBS.
 
-    In phases the encoder's replicas divide the whole batch, else each micro-batch of all the decoder's replicas.
+    at_once: the encoder's replicas divide the whole batch, else each micro-batch of all the decoder's replicas.
     """
     (decoder_dp, mbs), (encoder_dp, each) = decoder, encoder
-    if in_phases:
+    if at_once:
         share = num_samples // encoder_dp
         return [list(range(first, first + each)) for first in range(replica * share, (replica + 1) * share, each)]
     of_replica = num_samples // decoder_dp

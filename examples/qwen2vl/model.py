@@ -44,6 +44,7 @@ Fill = Callable[[nn.Module, str, str, int], None]
 """Copies weights into a whole part, given with its modality, role and number."""
 
 VISION_TOWER = frozenset({("vision", "pre"), ("vision", "layer")})
+PROJECTOR = frozenset({("vision", "post")})
 """Modality and role of the vision encoder's parts; its merger is the projector, which Megatron-LM trains beside it."""
 
 

@@ -13,10 +13,14 @@ from model import Held
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder of sizes of its own: where and when it runs, and what each of its stages holds."""
+    """An encoder of sizes of its own: where and when it runs, and what each of its stages holds.
+
+    orders: what each stage of the decoder runs where the encoder's passes stand among it.
+    """
 
     arrangement: Arrangement
     pieces: tuple[tuple[Held, ...], ...]
+    orders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from transformers import Qwen2VLConfig
 from colocated import Colocated
 from crossing import Crossing, Features
 from data import SampleShape
-from model import VISION_TOWER, Fill, Held, Recipe, Stage, build_stage, count_frozen
+from model import PROJECTOR, VISION_TOWER, Fill, Held, Recipe, Stage, build_stage, count_frozen
 from optimizer import AdamW, ShardedAdamW
 from parallel import Ranks, average_gradients, divide, make_shard, replicate_stage
 from parallelism import Parallelism
 from pipeline import Layout, Pipeline
+from prefetch import Prefetch
 
 
 def make_recipe(
@@ -28,6 +29,7 @@ def make_recipe(
     """How the parts of the model are made under these flags."""
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     frozen = VISION_TOWER if arguments.freeze_vit else frozenset()
+    frozen |= PROJECTOR if arguments.freeze_projector else frozenset()
     return Recipe(config, arguments.seed, arguments.init_method_std, device, dtype, shard, frozen=frozen)
 
 
@@ -79,14 +81,15 @@ class Part:
 class Share:
     """One rank's share of a run. pipeline: of the chain, of the decoder, or of an encoder on ranks of its own.
 
-    colocated: the encoder beside the decoder, where ranks hold both. encodes: this rank holds an encoder alone.
-    before: stages of such an encoder, in front of the decoder's.
+    colocated: the encoder beside the decoder, where ranks hold both; prefetch: the same of one that works ahead.
+    encodes: this rank holds an encoder alone. before: stages of such an encoder, in front of the decoder's.
     """
 
     parts: list[Part]
     pipeline: Pipeline
     crossing: Crossing | None = None
     colocated: Colocated | None = None
+    prefetch: Prefetch | None = None
     encodes: bool = False
     before: int = 0
 
@@ -144,19 +147,23 @@ class Builder:
     def _build_colocated(self) -> Share:
         sizes, encoder = self._parallelism, self._parallelism.encoder
         assert encoder is not None
-        own, in_phases = encoder.arrangement.encoder, encoder.arrangement.in_phases
+        own, at_once = encoder.arrangement.encoder, encoder.arrangement.away
         encoders = divide(self._device, own.pp, own.dp, own.tp)
         decoders = divide(self._device, sizes.pp, sizes.dp, sizes.tp)
-        num_samples = self._arguments.global_batch_size if in_phases else sizes.dp * sizes.micro_batch_size
+        num_samples = self._arguments.global_batch_size if at_once else sizes.dp * sizes.micro_batch_size
         crossing = self._make_crossing(encoders, decoders, num_samples)
         first = self._make_part(encoders, encoder.pieces, [0], 0, by_hand=True)
         second = self._make_part(
-            decoders, sizes.pieces, sizes.numbers_on(decoders.place("pp")), own.pp, by_hand=not in_phases
+            decoders, sizes.pieces, sizes.numbers_on(decoders.place("pp")), own.pp, by_hand=not at_once
         )
+        if encoder.orders:
+            prefetch = Prefetch(first.bare[0], crossing, encoder.orders[decoders.place("pp")], self._device)
+            pipeline = self._make_pipeline(second, self._layout(), arrive=prefetch.arrive)
+            return Share([first, second], pipeline, crossing, prefetch=prefetch)
         again = encoder.arrangement.encoder_run == "recomputed_phases"
         colocated = Colocated(first.bare[0], crossing, again, self._device)
         layout = self._layout()
-        if not in_phases:
+        if not at_once:
             layout = replace(layout, num_microbatches=1, num_rounds=layout.num_microbatches)
         return Share([first, second], self._make_pipeline(second, layout, arrive=colocated.arrive), crossing, colocated)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,8 @@ class Pipeline:
             bare[0].register_forward_pre_hook(
                 lambda _, args, batch: (args, batch | {"hidden": arrive()}), with_kwargs=True
             )
+        self._before: Callable[[int], None] | None = None
+        self._num_begun = 0
         self._schedule: _PipelineSchedule | None = None
         if ranks.size("pp") > 1 or depart is not None:
             self._schedule = self._make_schedule(ranks, config, shape, dtype)
@@ -91,8 +94,13 @@ class Pipeline:
         """Whether a stage of this rank reads images."""
         return "pixel_values" in self._wanted
 
-    def run(self, batch: Batch) -> float | None:
-        """Accumulate the gradients of the batch's mean loss; that loss where this rank holds the last stage."""
+    def run(self, batch: Batch, before: Callable[[int], None] | None = None) -> float | None:
+        """Accumulate the gradients of the batch's mean loss; that loss where this rank holds the last stage.
+
+        before: called in front of each forward and backward of this rank, with its number among them; of a schedule of
+        whole backwards on several stages.
+        """
+        self._before, self._num_begun = before, 0
         tensors = {name: self._move(name, tensor) for name, tensor in batch.tensors().items() if name in self._wanted}
         losses: list[Tensor] = []
         if self._schedule is None:
@@ -122,6 +130,12 @@ class Pipeline:
                 (loss * weight).backward()
             losses.append(loss.detach())
         return torch.stack(losses).tolist()
+
+    def _announce(self) -> None:
+        """A forward or backward begins."""
+        if self._before is not None:
+            self._before(self._num_begun)
+        self._num_begun += 1
 
     def _move(self, name: str, tensor: Tensor) -> Tensor:
         # Where images end is read on the CPU by every layer; on the device, each would wait for it.
@@ -158,7 +172,8 @@ class Pipeline:
         for chunk, stage in enumerate(self._stages):
             index = virtual_stage(chunk, ranks.place("pp"), num_ranks, order.v_shaped)
             stages.append(
-                PipelineStage(
+                _Announced(
+                    self._announce,
                     stage,
                     index,
                     len(layout.pieces),
@@ -211,6 +226,24 @@ def find_order(layout: Layout, num_stages: int) -> Orders:
         if told and not dist.get_rank():
             print(f"note: {told}", flush=True)
     return order
+
+
+class _Announced(PipelineStage):
+    """A stage that calls `announce` in front of each forward and whole backward."""
+
+    def __init__(self, announce: Callable[[], None], *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._announce = announce
+
+    def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        """PyTorch's own, announced."""
+        self._announce()
+        return super().forward_one_chunk(*given, **named)
+
+    def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        """PyTorch's own, announced."""
+        self._announce()
+        return super().backward_one_chunk(*given, **named)
 
 
 class _Planned(_PipelineScheduleRuntime):

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         workload=make_workload(arguments, document, shape),
         subject=make_subject(arguments, document),
         search={"cp": [1], "zero": [int(arguments.use_distributed_optimizer)]},
-        freeze={"vision": arguments.freeze_vit, "vision_projector": False, "text": False},
+        freeze={"vision": arguments.freeze_vit, "vision_projector": arguments.freeze_projector, "text": False},
     )
     hooks.auto_parallel(arguments, pretraining)
     plan = hooks.applied_plan(arguments, pretraining)
@@ -75,7 +75,7 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             "drop --pipeline-order and --uneven-images"
         )
     order = read_order(arguments, strategy.pp)
-    if order is None and applied.plan.stage_orders:
+    if order is None and applied.plan.stage_orders and not strategy.arrangement:
         order = orders_of(applied.plan)
     if order is not None and order.num_chunks != strategy.vpp:
         raise TrainingError(
@@ -97,6 +97,14 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             f"the plan has its ranks in the order {strategy.rank_order}, and this script's stand in that of "
             "tp-cp-ep-dp-pp; plan without search.rank_order."
         )
+    encoder = None
+    if strategy.arrangement:
+        if arguments.freeze_projector and strategy.arrangement.encoder_run != "prefetch":
+            raise TrainingError(
+                f"the plan's layout is {strategy.arrangement.name}, in which gradients go back to an encoder, and with "
+                "--freeze-projector there are none; drop it, or take a plan with it as prefetch or in the chain"
+            )
+        encoder = Encoder(strategy.arrangement, applied.encoder, applied.plan.orders)
     decoder = strategy.of_decoder()
     return Parallelism(
         pp=decoder.pp,
@@ -108,7 +116,7 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
         schedule=strategy.schedule,
         pieces=applied.stages,
         order=order,
-        encoder=Encoder(strategy.arrangement, applied.encoder) if strategy.arrangement else None,
+        encoder=encoder,
     )
 
 

@@ -150,7 +150,10 @@ class Trainer:
         else:
             per_replica = size // ranks.size("dp")
             samples = range(ranks.place("dp") * per_replica, (ranks.place("dp") + 1) * per_replica)
-            if share.colocated is None:
+            if share.prefetch is not None:
+                is_last, batch = iteration + 1 == self.arguments.train_iters, self._make_batch(iteration, samples)
+                loss = share.prefetch.run(share.pipeline, iteration, self._make_calls, batch, is_last)
+            elif share.colocated is None:
                 loss = share.pipeline.run(self._make_batch(iteration, samples))
             else:
                 loss = share.colocated.run(share.pipeline, self._make_rounds(iteration, samples))
@@ -160,7 +163,7 @@ class Trainer:
 
     def _make_rounds(self, iteration: int, samples: range) -> list[tuple[list[Batch], Batch]]:
         """What a colocated encoder takes in each of its calls, and the decoder's replica of `samples`, by rounds."""
-        calls = [self._make_batch(iteration, call, with_pixels=True) for call in self._calls(self.parts[0].ranks)]
+        calls = self._make_calls(iteration)
         num_rounds = len(samples) // (self.pipeline.num_microbatches * self.parallelism.micro_batch_size)
         sizes = len(calls) // num_rounds, len(samples) // num_rounds
         return [
@@ -168,13 +171,17 @@ class Trainer:
             for k in range(num_rounds)
         ]
 
+    def _make_calls(self, iteration: int) -> list[Batch]:
+        """What an encoder on the decoder's devices takes in each of its calls."""
+        return [self._make_batch(iteration, call, with_pixels=True) for call in self._calls(self.parts[0].ranks)]
+
     def _calls(self, ranks: Ranks) -> list[list[int]]:
         """Samples of the global batch by calls of an encoder of sizes of its own, which `ranks` hold."""
         sizes, encoder = self.parallelism, self.parallelism.encoder
         assert encoder is not None
         own = encoder.arrangement.encoder
-        decoder, in_phases = (sizes.dp, sizes.micro_batch_size), encoder.arrangement.in_phases
-        return deal_samples(self.arguments.global_batch_size, decoder, (own.dp, own.mbs), ranks.place("dp"), in_phases)
+        decoder, at_once = (sizes.dp, sizes.micro_batch_size), encoder.arrangement.away
+        return deal_samples(self.arguments.global_batch_size, decoder, (own.dp, own.mbs), ranks.place("dp"), at_once)
 
     def _make_batch(self, iteration: int, samples: Sequence[int], with_pixels: bool | None = None) -> Batch:
         """These samples of an iteration's global batch; with pixels where this rank's pipeline needs them."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import is_there
+from mm_autoparallel.integrations.accounting import Lost
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.export import read_exactly, write_files
 from mm_autoparallel.integrations.framework import Exported, Exporter, Target
@@ -105,7 +107,8 @@ def export_plan(
             raise JobError(
                 f"a plan for {framework} goes into files of yours: name them with --into {exporter.read_back}"
             )
-        exported = exporter.write(plan, target)
+        with _losing_nothing(framework, version):
+            exported = exporter.write(plan, target)
         at = {name: (OUT if out is None else out) / name for name in exported.texts}
         texts = {at[name]: text for name, text in exported.texts.items()}
         write_files(texts, overwrite, executable=[at[name] for name in exported.executable])
@@ -113,7 +116,8 @@ def export_plan(
     if exporter.patch is None:
         raise JobError(f"--into: plans for {framework} are written as new files; leave it out")
     before = {path: read_exactly(path) for path in into}
-    exported = exporter.patch(plan, target, into)
+    with _losing_nothing(framework, version):
+        exported = exporter.patch(plan, target, into)
     at = {path: path if out is None else out / path.name for path in exported.texts}
     if len({*at.values()}) < len(at):
         raise JobError(f"--into {' '.join(map(str, into))}: two of these files would be one in {out}")
@@ -128,11 +132,25 @@ def export_plan(
     return ExportResult(framework, version, (*at.values(),), exported, describe(exported.plan))
 
 
+@contextmanager
+def _losing_nothing(framework: str, version: str) -> Iterator[None]:
+    """Raises PlanError where the files that would be written say a choice of the plan otherwise."""
+    try:
+        yield
+    except Lost as lost:
+        raise PlanError(
+            f"plan: files of {framework} {version} do not say all that it decides, so nothing was written: {lost}; "
+            "change that choice (`edit --sizes`), or plan without it"
+        ) from None
+
+
 def _describe(plan: Plan, run: Plan, job: Job | None, said: Sequence[str]) -> tuple[str, ...]:
     """What is predicted of the files by themselves, and of the plan where they run another."""
     if job is None:
-        rounded = "not predicted without --job: the files run more recompute than the plan, whose own figures are: "
-        return (*(said if run == plan else (rounded + "; ".join(said) if said else "not predicted without --job",)),)
+        if run == plan:
+            return (*said,)
+        rounded = "Not predicted without --job: the files run another plan than this one, as said above."
+        return (rounded, *said)
     lines = [f"Predicted of these files by themselves: {_figures(run, job)}"]
     return (*lines, *([] if run == plan else [f"Predicted of the plan itself: {_figures(plan, job)}"]))
 

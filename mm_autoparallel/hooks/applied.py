@@ -49,7 +49,8 @@ class AppliedPlan:
 
     stages[k]: what virtual stage k = chunk · PP + stage holds, in the order data flows. planned_ms: the step that the
     plan's file promises; None where it says none. encoder[k]: where the plan has a layout, what stage k of the encoder
-    holds, which then has sizes of its own (plan.strategy.arrangement); `stages` are the decoder's alone.
+    holds, which then has sizes of its own (plan.strategy.arrangement); `stages` are the decoder's alone. As prefetch
+    its passes stand between the decoder's actions in plan.orders.
     """
 
     plan: Plan
@@ -110,10 +111,10 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
             f"layout is {arrangement.name}, a module for each encoder, and training scripts are told of one encoder "
             "module; plan with search.layouts [chain]"
         )
-    if arrangement and arrangement.in_bubbles:
+    if arrangement and arrangement.encoder_run == "bubbles":
         raise PlanError(
-            f"layout.encoder_run is {arrangement.encoder_run}, and training scripts are told of an encoder inline or "
-            "in phases, no more; take the best plan of another kind (`explain --why-not layout=phases`)"
+            "layout.encoder_run is bubbles, and training scripts are told of an encoder inline, in phases or as "
+            "prefetch, no more; take the best plan of another kind (`edit JOB --config PLAN --sizes layout=phases`)"
         )
     stages = _list_stages(job, plan)
     if arrangement is None:
@@ -121,7 +122,7 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
     own = arrangement.encoder
     if arrangement.apart:
         return AppliedPlan(plan, stages[own.pp :], planned_ms, stages[: own.pp])
-    on_device = _hold_all(expand(job.model).blocks) if arrangement.in_phases else stages[0]
+    on_device = _hold_all(expand(job.model).blocks) if arrangement.away else stages[0]
     encoder = tuple(held for held in on_device if held.modality in own.parts)
     decoder = tuple(tuple(held for held in stage if held.modality not in own.parts) for stage in stages)
     return AppliedPlan(plan, decoder, planned_ms, (encoder,))

@@ -24,7 +24,8 @@ def check_decided(again: Plan, meant: Plan, job: Job | None) -> None:
     for (name, written), (_, wanted) in zip(list_decided(again, workload), list_decided(meant, workload), strict=True):
         is_left = wanted in ("", None) and (job is None or name in ("dispatcher", "graphs"))  # as the files have it
         if written != wanted and not is_left:
-            raise Lost(f"{name} was to be {wanted!r}, and the files written say {written!r}")
+            told, found = (getattr(value, "name", repr(value)) for value in (wanted, written))
+            raise Lost(f"{name} was to be {told}, and the files written say {found}")
 
 
 def list_decided(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, Any]]:
@@ -47,8 +48,7 @@ def list_decided(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, A
     yield "overlap_all_to_all", (strategy.overlap_of(workload) if workload else strategy.overlap_all_to_all)
     stated = strategy.dispatcher or (workload.known_facts.dispatcher if workload else "")
     yield "dispatcher", stated if has_experts else None
-    beside = products_beside(strategy, workload)
-    yield "tp_overlap", beside or ("none" if strategy.tp_overlap == "none" or workload else "")
+    yield "tp_overlap", products_beside(strategy, workload)
     yield "graphs", strategy.graphs if strategy.graphs != "none" else ""
     yield "precision", (strategy.precision_of(workload) if workload else strategy.precision or "bf16")
     yield "global_batch_size", plan.global_batch_size

@@ -23,6 +23,24 @@ PLAN = {
     "e2e_time": 123.4,
 }
 
+_ONE = {"PP": 1, "TP": 1, "DP": 2, "MBS": 1, "rank_offset": 0}
+PREFETCH = {
+    "parallel_config": {"PP": 2, "TP": 1, "DP": 1, "MBS": 1},
+    "layer_placement": {"llm_layer_placement": [2, 3]},
+    "layer_recompute": {"llm_layer_recompute": [1, 0]},
+    "layout": {
+        "kind": "colocated",
+        "encoder_run": "prefetch",
+        "modules": {"vision": _ONE, "llm": _ONE | {"PP": 2, "DP": 1}},
+    },
+    "order": [
+        ["0F0", "1F0", "1F0@vision", "0B0", "2F0", "1B0", "3F0", "3F0@vision", "2B0", "3B0"],
+        ["0F0", "0B0", "0F0@vision", "1F0", "1B0", "2F0", "2B0", "3F0", "3B0", "2F0@vision"],
+    ],
+}
+"""Nothing of the encoder trains; each stage makes half of the next step's features."""
+FIXED = "--freeze-ViT --freeze-projector"
+
 NUM_STEPS = 3
 
 # name → (flags, relative tolerance of the losses against one process with the same limit on gradients)
@@ -35,6 +53,8 @@ RUNS = {
         1e-5,
     ),
     "plan": ("--auto-parallel-config plan.json", 1e-5),
+    "prefetch": (f"{FIXED} --auto-parallel-config prefetch.json", 1e-5),
+    "frozen-chain": (f"{FIXED} {PIPELINE} --vit-layer-placement 4,0 --llm-layer-placement 0,5", 1e-5),
     "too-few-micro-batches": (f"{PIPELINE} --micro_batch_size 4", 1e-5),
     "tensor": ("--tensor-model-parallel-size 2 --save tensor", 1e-4),
     "clipped": ("--tensor-model-parallel-size 2 --clip-grad 0.5", 1e-4),
@@ -55,7 +75,8 @@ def start(ranks: ForkedRanks, folder: Path, num_processes: int, runs: dict[str, 
     """Run every line of flags in turn in `folder`, each with a log of its own."""
     lines = [f"{flags} --log-file {name}.jsonl" for name, flags in runs.items()]
     (folder / "flags.txt").write_text("\n".join(lines), encoding="utf-8")
-    (folder / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
+    for name, plan in (("plan", PLAN), ("prefetch", PREFETCH)):
+        (folder / f"{name}.json").write_text(json.dumps(plan), encoding="utf-8")
     told = ranks.run(RUN_FLAGS, ["flags.txt"], num_processes, folder, [])
     (folder / "output.txt").write_text(told, encoding="utf-8")
 
@@ -70,7 +91,11 @@ def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str, forked_rank
     """A folder with the log of every run; `one` is that of one process, `one-long` goes on."""
     folder = tmp_path_factory.mktemp("runs")
     flags = f"{small_flags} --train-iters {NUM_STEPS}"
-    alone = {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"}
+    alone = {
+        "one": f"{flags} --save one",
+        "one-clipped": f"{flags} --clip-grad 0.5",
+        "one-fixed": f"{flags} {FIXED}",
+    }
     start(
         forked_ranks,
         folder,
@@ -89,7 +114,8 @@ def losses(log: Path) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_equal_those_of_one_process(name: str, logs: Path) -> None:
-    expected = losses(logs / ("one-clipped.jsonl" if name == "clipped" else "one.jsonl"))
+    alone = {"clipped": "one-clipped", "prefetch": "one-fixed", "frozen-chain": "one-fixed"}.get(name, "one")
+    expected = losses(logs / f"{alone}.jsonl")
     assert len(expected) == NUM_STEPS
     assert losses(logs / f"{name}.jsonl") == pytest.approx(expected, rel=RUNS[name][1])
 

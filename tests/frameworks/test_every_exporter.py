@@ -20,6 +20,7 @@ from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.features import FEATURES, list_features
 from mm_autoparallel.integrations.framework import Exporter
+from mm_autoparallel.planner.bare_plan import read_bare_plan
 from mm_autoparallel.planner.plan import Plan
 
 EXPORTERS = sorted(name for name, one in frameworks().items() if one.exporter and one.exporter().write)
@@ -91,6 +92,53 @@ def test_a_drawn_plan_comes_back_or_is_refused_by_name(framework: str, tmp_path:
         for name in ("pp", "tp", "dp", "cp", "ep", "vpp", "mbs", "zero", "schedule", "optimizer_offload"):
             assert getattr(again.strategy, name) == getattr(run.strategy, name), (name, number)
     assert written, f"no plan was written for {framework}"
+
+
+@pytest.mark.parametrize("framework", EXPORTERS)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"schedule": "gpipe"},
+        {"schedule": "interleaved_1f1b"},
+        {"schedule": "interleaved_1f1b_low_memory"},
+        {"tp_overlap": "none"},
+        {"tp_overlap": "user_buffers", "sequence_parallel": False},
+        {"zero": 3, "shard": 1},
+    ],
+)
+def test_a_choice_that_files_do_not_say_is_refused(framework: str, choice: dict[str, Any], tmp_path: Path) -> None:
+    """Of plans that a person changed too, and that no job holds against anything."""
+    rng, plans = random.Random(3), dict[int, Plan]()
+    while len(plans) < 3:
+        plan = draw_decoder_plan(DENSE, rng)
+        if plan.strategy.vpp == 1:
+            plans.setdefault(plan.strategy.pp, plan)
+    for pp, plan in plans.items():
+        changed = replace(plan, strategy=replace(plan.strategy, **choice))
+        try:
+            result = export_plan(changed, None, framework, out=tmp_path / str(pp))
+        except PlanError:
+            assert not (tmp_path / str(pp)).exists()
+            continue
+        assert result.exported.plan == changed or result.exported.approximations
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zero", "message"),
+    [("1F1B", 1, "schedule '1F1B' is not known; known are gpipe, 1f1b, "), ("1f1b", 5, "ZeRO 5 is not understood")],
+)
+def test_what_nobody_knows_is_named(schedule: str, zero: int, message: str, tmp_path: Path) -> None:
+    """In a plan by itself too."""
+    document = {
+        "parallel_config": {"PP": 1, "TP": 1, "DP": 1, "MBS": 1, "ZERO": zero},
+        "layer_placement": {"llm_layer_placement": [4]},
+        "layer_recompute": {"llm_layer_recompute": [0]},
+        "schedule": schedule,
+        "global_batch_size": 4,
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=message):
+        read_bare_plan(tmp_path / "plan.json")
 
 
 def make_given(takes: frozenset[str], plan: Plan, sizes: dict[str, Any], folder: Path) -> Given:

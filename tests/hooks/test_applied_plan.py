@@ -146,7 +146,7 @@ def test_the_world_counts_an_encoders_own_ranks(
 @pytest.mark.parametrize(
     ("run", "told"),
     [
-        ("bubbles", "training scripts are told of an encoder inline or in phases"),
+        ("bubbles", "training scripts are told of an encoder inline, in phases or as prefetch"),
         ("cached", "which nothing here plans"),
     ],
 )

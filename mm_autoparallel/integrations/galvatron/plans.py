@@ -276,6 +276,8 @@ def assign(plan: Plan, target: Target) -> Assignment:
     kind = strategy.context_kind(target.job.workload) if target.job else strategy.cp_kind
     if strategy.cp > 1 and (kind or "all_to_all") != "all_to_all":
         raise PlanError(f"plan: CP {strategy.cp} by {kind}, and {_CONTEXT}")
+    if strategy.schedule not in SCHEDULES:
+        raise PlanError(f"plan: its schedule is {strategy.schedule}, and Galvatron runs {' and '.join(SCHEDULES)}")
     layers = [layer for stage, held in enumerate(plan.layers["text"]) for layer in _list_layers(plan, stage, held)]
     zeros = {layout.zero for layout in (strategy.layout, *strategy.layouts)}
     return Assignment(

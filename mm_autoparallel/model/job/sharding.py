@@ -41,13 +41,19 @@ ZERO_STAGES = (0, 1, 2, 3)
 """ZeRO stages that are understood."""
 
 
+def stage_reason(zero: int) -> str | None:
+    """Why there is no such ZeRO stage; None where there is."""
+    known = ", ".join(map(str, ZERO_STAGES))
+    return None if zero in ZERO_STAGES else f"ZeRO {zero} is not understood; known are {known}"
+
+
 def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_experts: bool) -> str | None:
     """Why the framework cannot run ZeRO stage `zero` with `pp` stages and experts dealt to `ep` ranks; None: it can.
 
     reshard: gathered weights are given up after each pass, else kept from the forward until the backward.
     """
-    if zero not in ZERO_STAGES:
-        return f"ZeRO {zero} is not understood; known are {', '.join(map(str, ZERO_STAGES))}"
+    if reason := stage_reason(zero):
+        return reason
     if not reshard and zero != 3:
         return (
             f"weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them, and ZeRO is {zero}"

@@ -92,7 +92,8 @@ def _describe_robust(result: SearchResult) -> list[str]:
     head = f"with the rates off as they may be, it is expected {format_percent(answer.expected_regret_fraction)} behind"
     if robust.answer:
         name = describe_strategy(best.estimate.plan.strategy)
-        head += f" the best, and {name} {format_percent(best.expected_regret_fraction)}: the proven plan is written"
+        behind = format_percent(best.expected_regret_fraction)
+        head += f" the best, and {name} {behind}: the plan that ranks first is written"
     else:
         head += f" the best, the least of {len(robust.contenders)} plans that could win"
     runs = [robust.contenders[i].estimate for i in robust.first_runs]
