@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from mm_autoparallel.api.jobs import USUAL_DEVICES_PER_NODE
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.catalog import find_launch, frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.export import write_files
 from mm_autoparallel.integrations.framework import LaunchKind
+from mm_autoparallel.model.job.cluster import USUAL_DEVICES_PER_NODE
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.job_file import parse_job

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_folder, is_there, read_document
 from mm_autoparallel.integrations.huggingface.hub_cache import find_config
+from mm_autoparallel.model.job.cluster import USUAL_DEVICES_PER_NODE
 from mm_autoparallel.model.job.job import Job as _Job
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.job_file import read_job as _read_job
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-USUAL_DEVICES_PER_NODE = 8
-"""Where nobody says how many devices a node has. Assumed."""
 
 OF_PYTHON = Path("of Job()")
 """What messages call a job that was never a file; other files are looked up from the working directory."""

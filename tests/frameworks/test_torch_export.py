@@ -100,6 +100,21 @@ def test_files_that_contradict_each_other_are_named(
         kind.read_plan(path, Given(model))
 
 
+def test_a_decision_says_for_how_many_devices(tmp_path: Path) -> None:
+    export_plan(PLANS["uneven_chunks"], None, "torch", out=tmp_path / "new")
+    path = tmp_path / "new" / "planned.json"
+    _, kind = find_kind(path, None)
+    nodes, per_node = kind.find_devices(path)
+    assert (nodes or 0) * (per_node or 0) == PLANS["uneven_chunks"].strategy.world_size
+    document = json.loads(path.read_text())
+    document["parallel_config"]["DP"] *= 3
+    document["global_batch_size"] *= 3
+    path.write_text(json.dumps(document))
+    nodes, per_node = kind.find_devices(path)
+    assert (nodes or 0) * (per_node or 0) == 3 * PLANS["uneven_chunks"].strategy.world_size
+    assert (per_node or 0) <= 8
+
+
 def test_zero_1_beside_tp_is_refused(tmp_path: Path) -> None:
     plan = PLANS["whole_sequences"]
     with pytest.raises(PlanError, match="ZeRO 1 beside TP 2"):

@@ -15,6 +15,7 @@ from mm_autoparallel.files import is_there, read_document, read_text
 from mm_autoparallel.integrations.config_files import describe_config, need, read_totals
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.torch.schedule_csv import write_csv
+from mm_autoparallel.model.job.cluster import USUAL_DEVICES_PER_NODE
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.planner.plan_lists import list_key
@@ -32,8 +33,11 @@ def is_planned(path: Path) -> bool:
 
 
 def find_devices(path: Path) -> tuple[int | None, int | None]:
-    """A decision says how many devices it is for, and not on how many nodes."""
-    return None, _read(path).strategy.world_size
+    """A decision says for how many devices it is, and not how many a node has: as many as divide them, and are usual at
+    most."""
+    world_size = _read(path).strategy.world_size
+    per_node = next(each for each in range(USUAL_DEVICES_PER_NODE, 0, -1) if world_size % each == 0)
+    return world_size // per_node, per_node
 
 
 def describe_launch(path: Path, given: Given) -> Described:

@@ -32,6 +32,9 @@ from mm_autoparallel.records import (
 
 SlowdownFactor = Annotated[float, Field(strict=True, ge=1, le=1e3, allow_inf_nan=False)]
 """How many times as long something takes: at least 1."""
+USUAL_DEVICES_PER_NODE = 8
+"""Where nobody says how many devices a node has. Assumed."""
+
 UNKNOWN_SLOWDOWN = "assumed: none, until it is measured or stated"
 """What the catalog says of slowdown_factors."""
 
