@@ -140,6 +140,43 @@ def test_windows_count_where_they_are_used() -> None:
     assert read("qwen2", used).text.layers.window == Window(num_tokens=131072, full_layers=(0, 1))
 
 
+_MIXED = ["sliding_attention", "full_attention"] * 16
+_USED = {"use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "window"),
+    [
+        ("mistral", {}, Window(num_tokens=4096)),
+        ("mixtral", {}, None),
+        ("qwen2", _USED, Window(num_tokens=4096, full_layers=tuple(range(28)))),
+        ("qwen2", _USED | {"sliding_window": None}, None),
+        ("qwen2", _USED | {"max_window_layers": 32}, None),
+        ("qwen3", _USED | {"layer_types": _MIXED}, Window(num_tokens=4096, full_layers=tuple(range(1, 32, 2)))),
+        ("qwen2_moe", _USED | {"max_window_layers": 3}, Window(num_tokens=4096, full_layers=(1, *range(3, 24)))),
+        ("qwen2_moe", {"sliding_window": 0}, None),  # as transformers 5 saves what is not used
+        ("qwen3_moe", _USED | {"max_window_layers": 12}, Window(num_tokens=4096)),
+    ],
+)
+def test_windows_lie_where_each_class_has_them(model_type: str, sizes: dict[str, Any], window: Window | None) -> None:
+    """As configuration_*.py of transformers 5.24.0 says."""
+    assert read(model_type, sizes).text.layers.window == window
+
+
+def test_experts_go_by_the_name_that_the_file_has() -> None:
+    """transformers 5 saves Qwen's as num_local_experts, and no num_experts."""
+    for name in ("num_experts", "num_local_experts"):
+        assert (experts := read("qwen3_moe", QWEN3_30B_A3B | {name: 160}).text.layers.experts)
+        assert (experts.num_experts, experts.fp32_router) == (160, False)
+    assert (experts := read("deepseek_v3", {"num_local_experts": 96, "n_group": 4}).text.layers.experts)
+    assert (experts.num_experts, experts.fp32_router, experts.dense_layers) == (96, True, (0, 1, 2))
+
+
+def test_groups_that_are_null_are_one_for_each_head() -> None:
+    assert read("qwen2", QWEN2_7B | {"num_key_value_heads": None}).text.layers.num_kv_groups == 28
+    assert read("mistral", {}).text.layers.num_kv_groups == 8
+
+
 def test_gpt2_has_learned_positions_and_no_rotation() -> None:
     text = read("gpt2", {}).text
     assert (text.num_positions, text.layers.rotary, text.tied, text.layers.norm) == (1024, False, True, "layer")
@@ -149,6 +186,13 @@ def test_gpt2_has_learned_positions_and_no_rotation() -> None:
     ("model_type", "sizes", "words"),
     [
         ("llama", {"num_key_value_heads": 5}, "num_key_value_heads is 5; it must divide num_attention_heads 32"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention is true; a decoder by itself"),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types is .* 32 of sliding"),
+        (
+            "llama",
+            {"hidden_size": 10**15, "num_attention_heads": 1, "num_key_value_heads": 1},
+            "would be 1000000000000000",
+        ),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9; it is at most num_local_experts 8"),
         ("deepseek_v2", {}, "num_experts_per_tok is missing"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2; experts in every layer"),

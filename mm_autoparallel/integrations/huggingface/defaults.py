@@ -16,9 +16,10 @@ _QWEN_TOWER = "hidden_size intermediate_size depth num_heads patch_size out_hidd
 _SPEECH = "num_mel_bins encoder_layers encoder_attention_heads encoder_ffn_dim d_model n_window output_dim"
 """Keys of one kind, in the order in which rows below give their values."""
 
+_WINDOW = {"sliding_window": 4096, "max_window_layers": 28}
 _LLAMA = sizes(_TEXT, 32000, 4096, 11008, 32, 32)
 _QWEN2 = sizes(_TEXT, 151936, 4096, 22016, 32, 32, 32)
-_QWEN2_VL = sizes(_TEXT, 152064, 8192, 29568, 80, 64, 8)
+_QWEN2_VL = sizes(_TEXT, 152064, 8192, 29568, 80, 64, 8, sliding_window=4096, max_window_layers=80)
 _QWEN2_MOE = sizes(_TEXT, 151936, 2048, 5632, 24, 16, 16) | sizes(_MOE, 1408, 4, 60)
 _DEEPSEEK_V2 = (
     sizes(_TEXT, 102400, 4096, 11008, 32, 32)
@@ -43,20 +44,22 @@ GPT2 = sizes("vocab_size n_positions n_embd n_layer n_head", 50257, 1024, 768, 1
 
 TEXT_DEFAULTS: dict[str, Sizes] = {
     "llama": _LLAMA,
-    "mistral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8),
+    "mistral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, sliding_window=4096),
+    # what Mistral3Config puts in where text_config is missing as a whole
+    "mistral3_text": sizes(_TEXT, 131072, 5120, 32768, 40, 32, 8, head_dim=128),
     "phi3": sizes(_TEXT, 32064, 3072, 8192, 32, 32),
     "internlm2": _LLAMA | {"vocab_size": 103168, "bias": True},
-    "qwen2": _QWEN2 | {"max_window_layers": 28},
-    "qwen3": _QWEN2 | {"head_dim": 128, "max_window_layers": 28},
+    "qwen2": _QWEN2 | _WINDOW,
+    "qwen3": _QWEN2 | {"head_dim": 128} | _WINDOW,
     "mixtral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, num_local_experts=8, num_experts_per_tok=2),
-    "qwen2_moe": _QWEN2_MOE | {"shared_expert_intermediate_size": 5632},
-    "qwen3_moe": sizes(_TEXT, 151936, 2048, 6144, 24, 32, 4) | sizes(_MOE, 768, 8, 128),
+    "qwen2_moe": _QWEN2_MOE | {"shared_expert_intermediate_size": 5632} | _WINDOW,
+    "qwen3_moe": sizes(_TEXT, 151936, 2048, 6144, 24, 32, 4, sliding_window=4096) | sizes(_MOE, 768, 8, 128),
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1},
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen2_5_omni_text": sizes(_TEXT, 152064, 3584, 18944, 28, 28, 4),
+    "qwen2_5_omni_text": sizes(_TEXT, 152064, 3584, 18944, 28, 28, 4) | _WINDOW | {"sliding_window": 32768},
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
     "qwen3_omni_moe_text": sizes(_TEXT, 3584, 2048, 18944, 28, 28, 4) | sizes(_MOE, 768, 8, 128),
     "qwen3_asr_text": _QWEN2 | {"head_dim": 128},

@@ -73,7 +73,8 @@ def read_text(part: Section, tied: bool) -> Decoder:
     latent = _read_latent(part) if part.has("kv_lora_rank") else None
     if not latent and not part.has("head_dim"):
         count_heads(part, "num_attention_heads", width)
-    num_kv_groups = num_heads if latent else part.count("num_key_value_heads", num_heads)
+    is_whole = latent or _is_null(part, "num_key_value_heads")
+    num_kv_groups = num_heads if is_whole else part.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_groups:
         raise part.refuse("num_key_value_heads", f"it must divide num_attention_heads {num_heads}")
     attention_bias = part.flag("bias" if model_type == "internlm2" else "attention_bias", False)
@@ -100,13 +101,17 @@ def read_text(part: Section, tied: bool) -> Decoder:
     return Decoder(vocab_size=part.count("vocab_size"), layers=layers, tied=tied)
 
 
+def _is_null(part: Section, key: str) -> bool:
+    """Whether the file says null at `key`, where that is a choice and no default that was left out."""
+    return part.content.get(key, 0) is None
+
+
 def _read_latent(part: Section) -> LatentAttention:
-    """A q_lora_rank of null is no default that was left out: the query is not compressed."""
+    """A q_lora_rank of null: the query is not compressed."""
     if part.flag("attention_bias", False):
         raise part.refuse("attention_bias", "compressing matrices with a bias are not understood")
-    compressed = part.content.get("q_lora_rank", 0) is not None
     return LatentAttention(
-        q_lora_rank=part.number("q_lora_rank", 0) if compressed else 0,
+        q_lora_rank=0 if _is_null(part, "q_lora_rank") else part.number("q_lora_rank", 0),
         kv_lora_rank=part.count("kv_lora_rank"),
         qk_nope_head_dim=part.count("qk_nope_head_dim"),
         qk_rope_head_dim=part.count("qk_rope_head_dim"),
@@ -134,26 +139,49 @@ def _read_delta(part: Section) -> DeltaAttention:
 
 
 def _read_window(part: Section) -> Window | None:
-    """sliding_window, of the layers from max_window_layers on; Qwen's counts only where use_sliding_window says so."""
+    """sliding_window, of which layers each class says by a rule of its own; none where it is null, and Qwen's counts
+    only where use_sliding_window says so."""
     optional = part.defaults["model_type"].startswith("qwen")
-    if not part.has("sliding_window") or not part.flag("use_sliding_window", not optional):
+    has_window = part.has("sliding_window") and not _is_null(part, "sliding_window")
+    if not has_window or not part.flag("use_sliding_window", not optional):
         return None
-    full = part.number("max_window_layers", 0)
-    num_layers = part.layers("num_hidden_layers")
-    if full >= num_layers:
+    full_layers = _list_full(part, part.layers("num_hidden_layers"))
+    if len(full_layers) == part.layers("num_hidden_layers"):
         return None
-    return Window(num_tokens=part.count("sliding_window"), full_layers=tuple(range(full)))
+    return Window(num_tokens=part.count("sliding_window"), full_layers=full_layers)
+
+
+_WINDOWS_BY_LAYER = ("qwen2", "qwen3", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
+
+
+def _list_full(part: Section, num_layers: int) -> tuple[int, ...]:
+    """The layers that attend in full beside others with a window: as layer_types says, else those before
+    max_window_layers, and of Qwen2-MoE every second of these and all behind; none of other classes."""
+    if part.defaults["model_type"] not in _WINDOWS_BY_LAYER:
+        return ()
+    listed, known = part.content.get("layer_types"), ("sliding_attention", "full_attention")
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
+            raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
+        return tuple(index for index, name in enumerate(listed) if name == "full_attention")
+    first = min(part.number("max_window_layers", 0), num_layers)
+    if part.defaults["model_type"] == "qwen2_moe":
+        return tuple(index for index in range(num_layers) if index % 2 or index >= first)
+    return tuple(range(first))
 
 
 def _read_experts(part: Section) -> Experts | None:
-    """The names differ: n_routed_experts (DeepSeek), num_experts (Qwen), num_local_experts (Mixtral)."""
-    if part.has("n_routed_experts"):
-        return _experts(part, "n_routed_experts", _first_dense(part))
-    key = next((key for key in ("num_experts", "num_local_experts") if part.has(key)), None)
-    return _experts(part, key, _scattered_dense(part)) if key else None
+    """The names differ: n_routed_experts (DeepSeek), num_experts (Qwen), num_local_experts (Mixtral, and Qwen as
+    transformers 5 saves it). What the file says counts before what its class puts in."""
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    given = [name for name in names if part.content.get(name) is not None] or [name for name in names if part.has(name)]
+    if not given:
+        return None
+    of_deepseek = part.has("n_routed_experts")
+    return _experts(part, given[0], _first_dense(part) if of_deepseek else _scattered_dense(part), of_deepseek)
 
 
-def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
+def _experts(part: Section, key: str, dense_layers: tuple[int, ...], of_deepseek: bool) -> Experts:
     num_experts = part.count(key)
     if part.count("num_experts_per_tok") > num_experts:
         raise part.refuse("num_experts_per_tok", f"it is at most {key} {num_experts}")
@@ -166,7 +194,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         ffn_size=width,
         shared_ffn_size=shared or part.number("n_shared_experts", 0) * width,
         shared_gate=shared > 0,
-        fp32_router=key == "n_routed_experts",
+        fp32_router=of_deepseek,
         dense_layers=dense_layers,
         max_groups=max_groups,
         num_groups=num_groups,
@@ -193,6 +221,8 @@ def _read_llama_kind(file: Section) -> Model:
 
 def _read_gpt2(file: Section) -> Model:
     part = replace(file, defaults=GPT2)
+    if part.flag("add_cross_attention", False):
+        raise part.refuse("add_cross_attention", "a decoder by itself, without attention to an encoder, is expected")
     width = part.count("n_embd")
     layers = Layers(
         num_layers=part.layers("n_layer"),

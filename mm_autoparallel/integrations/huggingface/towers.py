@@ -155,7 +155,7 @@ def read_mistral3(file: Section) -> Model:
     part = replace(file.section("vision_config"), defaults=PIXTRAL)
     if part.text("model_type", "pixtral") != "pixtral":
         raise part.refuse("model_type", "pixtral is expected")
-    text = text_section(file, "mistral")
+    text = text_section(file, "mistral" if file.has("text_config") else "mistral3_text")
     stem, layers = pixtral_tower(part)
     width, text_width = layers.hidden_size, text.count("hidden_size")
     merge = file.count("spatial_merge_size", 2) ** 2

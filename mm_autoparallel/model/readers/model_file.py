@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
@@ -72,7 +73,7 @@ def _parse_foreign(file: Section) -> Model | None:
         if is_megatron_arguments(file.content):
             return read_megatron_arguments(file)
     except ValidationError as failure:  # sizes that are each right but do not go together
-        reasons = [str(finding.get("ctx", {}).get("error", finding["msg"])) for finding in failure.errors()]
+        reasons = [_tell(finding) for finding in failure.errors()]
         raise JobError("; ".join(reasons), where=where) from None
     if "text" not in file.content:
         forms = sorted((offer.given for offer in list_offers("models", ModelForm)), key=lambda form: form.asked_last)
@@ -82,6 +83,13 @@ def _parse_foreign(file: Section) -> Model | None:
             f"project has text (and encoders){describe_broken()}"
         )
     return None
+
+
+def _tell(finding: ErrorDetails) -> str:
+    """What a model's sizes break: its own law in words, else the size and the limits that every one has."""
+    if "error" in finding.get("ctx", {}):
+        return str(finding["ctx"]["error"])
+    return f"{'.'.join(map(str, finding['loc']))} would be {finding['input']!r}: {finding['msg']}"
 
 
 def _read(form: Offer[ModelForm], file: Section) -> Model:
