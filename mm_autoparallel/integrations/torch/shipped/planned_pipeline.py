@@ -13,7 +13,8 @@ with the process group initialised:
     optimizer.step()
 
 A part is called with what the part before it gave, the first one with what `step` was given, and with those keywords of
-`step` that its forward names. It gives a tensor or a tuple of tensors.
+`step` that its forward names. It gives a tensor or a tuple of tensors. Where parts share a parameter (a tied embedding)
+and are modules, its gradient is summed over the ranks that hold it.
 """
 
 from __future__ import annotations
@@ -128,6 +129,20 @@ def stages_on(rank: int) -> list[int]:
     return sorted({int(stage) for stage in re.findall(r"([0-9]+)F[0-9]+", ROWS[rank])})
 
 
+Place = tuple[int, int, str]
+"""Where a parameter is held: virtual stage, number of the part on it, name in the part."""
+
+
+def list_tied(parts: Mapping[str, Parts]) -> list[list[Place]]:
+    """The places of each parameter that several parts hold. What functions make is not known, and never shared."""
+    places: dict[int, list[Place]] = {}
+    for virtual_stage in range(PP * VPP):
+        for number, (_, part, _) in enumerate(list_held(parts, virtual_stage)):
+            for name, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
+                places.setdefault(id(parameter), []).append((virtual_stage, number, name))
+    return [each for each in places.values() if len(each) > 1]
+
+
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Ranks of the plan; `replicate` x `shard` are those of data parallelism."""
     shard = (SIZES.get("SHARD") or DP) if ZERO == 3 else 1
@@ -157,25 +172,53 @@ class PlannedTraining:
         self._rank = self.mesh.get_local_rank("pp")
         self._loss_fn = loss_fn or (lambda output, _: output)
         self._numbers = stages_on(self._rank)
+        tied = list_tied(parts)
+        self._shared = {place[:2] for places in tied for place in places}
         self.stages = [self._build(parts, virtual_stage, device, divide) for virtual_stage in self._numbers]
         self.holds_loss = self._numbers[-1] == PP * VPP - 1
         self._schedule = self._make_schedule(device) if PP > 1 else None
+        self._copies = [copy for places in tied for copy in self._join(places)]
+
+    def _join(self, places: Sequence[Place]) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """This rank's copy of a parameter that several ranks of the pipeline hold, and their group."""
+        rank_of = {stage: rank for rank in range(PP) for stage in stages_on(rank)}
+        holders = sorted({rank_of[stage] for stage, *_ in places})
+        on_rank = [place for place in places if rank_of[place[0]] == self._rank]
+        if ZERO == 3 and len({stage for stage, *_ in on_rank}) > 1:
+            raise ValueError(
+                f"virtual stages {' and '.join(str(stage) for stage, *_ in on_rank)} lie on one rank and share "
+                f"{on_rank[0][2]}, which ZeRO 3 shards on each by itself; plan with search.zero [0, 1]"
+            )
+        if len(holders) == 1:
+            return
+        names = self.mesh.mesh_dim_names or ()
+        columns = self.mesh.mesh.movedim(names.index("pp"), 0).reshape(PP, -1)[holders].T.tolist()
+        groups = {tuple(ranks): dist.new_group(ranks) for ranks in columns}  # which every process makes
+        mine = next((group for ranks, group in groups.items() if dist.get_rank() in ranks), None)
+        if mine is not None:
+            stage, number, name = on_rank[0]
+            copy = self.stages[self._numbers.index(stage)].parts[number].get_parameter(name)  # type: ignore[union-attr, index]
+            if copy.requires_grad:
+                yield copy, mine
 
     def _build(
         self, parts: Mapping[str, Parts], virtual_stage: int, device: torch.device, divide: Divide | None
     ) -> nn.Module:
         held: list[tuple[nn.Module, bool]] = []
-        for modality, part, again in list_held(parts, virtual_stage):
+        alone = []
+        for number, (modality, part, again) in enumerate(list_held(parts, virtual_stage)):
             module = (part if isinstance(part, nn.Module) else part()).to(device)
             if divide is not None and TP > 1:
                 divide(module, modality, self.mesh["tp"])
             held.append((module, again))
+            # parts of a stage that share a parameter are sharded together, with the stage
+            alone += [module] if (virtual_stage, number) not in self._shared else []
         stage = Stage(held)
         if ZERO == 3:
             mesh = self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"]
             # I finds no weights that were given back after the forward, and W then gives no gradients
             reshard = SIZES.get("RESHARD", True) and not PARTED
-            for module in [*stage.parts, stage]:
+            for module in [*alone, stage]:
                 if any(True for _ in module.parameters()):
                     fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         return stage
@@ -228,6 +271,9 @@ class PlannedTraining:
         else:
             inputs = inputs if self._rank == 0 else ()
             self._schedule.step(*inputs, target=target, losses=losses, **self._no_outputs, **keywords)
+        for copy, group in self._copies:
+            assert copy.grad is not None
+            dist.all_reduce(_local(copy.grad), group=group)
         self._average()
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else None
 
@@ -267,8 +313,9 @@ class PlannedTraining:
                 bucket, size = [], 0
 
     def parameters(self) -> list[nn.Parameter]:
-        """What this rank trains."""
-        return [each for stage in self.stages for each in stage.parameters() if each.requires_grad]
+        """What this rank trains, each once."""
+        found = (each for stage in self.stages for each in stage.parameters() if each.requires_grad)
+        return [*dict.fromkeys(found)]
 
     def make_optimizer(self, kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
         """An optimizer of this rank's parameters; with ZeRO 1 its states are divided among the replicas."""
