@@ -231,7 +231,8 @@ class PlannedTraining:
             PipelineStage(stage, number, PP * VPP, device, group=group)
             for number, stage in zip(self._numbers, self.stages, strict=True)
         ]
-        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._loss_fn)  # type: ignore[no-untyped-call]
+        # scaled by torch, gradients of what two stages of a rank share would be scaled twice
+        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._share, scale_grads=False)  # type: ignore[no-untyped-call]
         schedule._load_csv(str(SCHEDULE), format="compute_only")
         self._no_outputs: dict[str, Any] = {"return_outputs": False}
         if "return_outputs" not in inspect.signature(schedule.step).parameters:  # torch 2.7 puts them together
@@ -242,6 +243,11 @@ class PlannedTraining:
             self._no_outputs = {}
             schedule._merge_outputs = lambda *_: None  # type: ignore[method-assign]
         return schedule
+
+    def _share(self, output: Any, target: Any) -> Tensor:
+        """A micro-batch's share of the mean loss."""
+        loss: Tensor = self._loss_fn(output, target) / MICRO_BATCHES
+        return loss
 
     def _check_parted(self, group: dist.ProcessGroup) -> None:
         """Raises ValueError where torch would compute no gradients of weights: W of the first stage that trains behind
@@ -275,7 +281,7 @@ class PlannedTraining:
             assert copy.grad is not None
             dist.all_reduce(_local(copy.grad), group=group)
         self._average()
-        return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else None
+        return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
 
     def _accumulate(
         self, inputs: Sequence[Tensor], target: Tensor | None, keywords: dict[str, Any], losses: list[Tensor]
@@ -290,8 +296,8 @@ class PlannedTraining:
                 stage.set_requires_gradient_sync(index == MICRO_BATCHES - 1)  # type: ignore[operator]
             of_batch = keywords | {key: each[index] for key, each in named.items()}
             output = stage(*(each[index] for each in chunks), **of_batch)
-            loss = self._loss_fn(output, targets[index])
-            (loss / MICRO_BATCHES).backward()
+            loss = self._share(output, targets[index])
+            loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss)
 
     def _average(self) -> None:
