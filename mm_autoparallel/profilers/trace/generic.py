@@ -29,6 +29,8 @@ from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, ru
 from mm_autoparallel.profilers.trace.tracer import Figures, list_phases, trace_stack
 
 _CPU = torch.device("cpu")
+_TOLD_FRACTION, _MOST_TOLD = 0.01, 4
+"""Of a model, what may be idle without a word; and how many modules are named (assumed)."""
 
 
 def describe_model(live: nn.Module, class_name: str, name: str, anatomy: Anatomy) -> TracedModel:
@@ -54,7 +56,22 @@ def describe_model(live: nn.Module, class_name: str, name: str, anatomy: Anatomy
         ),
         tokens_per_image=next((r.fixed_tokens for r in anatomy.routes if "images" in (r.media, r.beside)), 0),
         tokens_per_audio=next((r.fixed_tokens for r in anatomy.routes if "audios" in (r.media, r.beside)), 0),
-        remarks=anatomy.remarks,
+        remarks=(*anatomy.remarks, *_tell_idle(live, text)),
+    )
+
+
+def _tell_idle(live: nn.Module, text: Part) -> tuple[str, ...]:
+    """What no forward that was found reaches, where it is more than a hundredth of the model."""
+    idle = {id(each) for each in text.parameters.get(Slot("idle"), ())}
+    whole = sum(each.numel() for each in live.parameters())
+    left = {name: each.numel() for name, each in live.named_parameters() if id(each) in idle}
+    if sum(left.values()) <= _TOLD_FRACTION * whole:
+        return ()
+    holders = dict.fromkeys(".".join(name.split(".")[:2]) for name in left)
+    more = f" and {len(holders) - _MOST_TOLD} more" if len(holders) > _MOST_TOLD else ""
+    return (
+        f"{sum(left.values()):,} of its {whole:,} parameters ({sum(left.values()) / whole:.1%}) are reached by no "
+        f"forward that was found, and count as frozen and without work: {', '.join([*holders][:_MOST_TOLD])}{more}",
     )
 
 
@@ -159,6 +176,12 @@ def trace_parts(
         tokens, count = sizes.of(route.media)
         if not parts or not tokens:
             continue
+        if route.beside and not sizes.of(route.beside)[0]:
+            word = {"images": "image", "audios": "audio"}[route.beside]
+            raise ProfileError(
+                f"workload.{word}_tokens_per_sample is 0, and {model.name} runs its text beside {route.beside} alone; "
+                f"give {word}_tokens_per_sample"
+            )
         asked = tokens if route.media == "text" else tokens // count
         media_count = sizes.of(route.beside or route.media)[1] * sizes.mbs
         step = route.step(sizes.mbs, asked, media_count)

@@ -79,7 +79,11 @@ def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: 
 
 
 def coded(batch: Batch, model: nn.Module) -> list[Batch]:
-    """`batch`, and ways to give several codes a token, where the model's config says how many: as rows, as columns."""
+    """`batch`; with types of tokens, where the model takes some, all of text; and ways to give several codes a token,
+    where its config says how many: as rows, as columns."""
+    types = [name for name in ("token_type_ids", "mm_token_type_ids") if name in signature_of(model.forward)]
+    if types and "input_ids" in batch:
+        return [batch, batch | {name: torch.zeros_like(batch["input_ids"]) for name in types}]
     count = int(getattr(getattr(model, "config", None), "num_codebooks", 1) or 1)
     tokens = batch.get("input_ids")
     if count < 2 or tokens is None:
