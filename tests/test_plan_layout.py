@@ -59,6 +59,33 @@ def test_plans_of_the_chain_have_no_layout() -> None:
     assert parse_plan(json.loads(json.dumps(named)), make_job(), "plan") == chain
 
 
+def test_what_contradicts_a_chain_is_refused() -> None:
+    chain = Plan(Strategy(2, 2, 2, 1), {"vision": (2, 0), "text": (1, 3)}, {"vision": (0, 0), "text": (0, 0)}, 24)
+    document = json.loads(json.dumps(evaluate(make_job(), chain).plan_document()))
+    others = {"vision": {"PP": 1, "TP": 4, "DP": 1, "MBS": 77}, "llm": {"PP": 2, "TP": 2, "DP": 2}}
+    own = {"vision": others["vision"] | {"kind": "colocated", "encoder_run": "phases"}, "llm": others["llm"]}
+    for modules in (others, own):
+        with pytest.raises(PlanError, match="layout.kind is chain, and layout.modules stands beside it"):
+            parse_plan(document | {"layout": {"kind": "chain", "modules": modules}}, make_job(), "plan")
+    with pytest.raises(PlanError, match=r"layout.kind is chain, and layout.encoder_run is .phases."):
+        parse_plan(document | {"layout": {"kind": "chain", "encoder_run": "phases"}}, make_job(), "plan")
+    plain = document | {"layout": {"kind": "chain", "encoder_run": "inline", "modules": {}}}
+    assert parse_plan(plain, make_job(), "plan") == chain
+
+
+def test_keys_of_the_section_that_nobody_knows_are_named() -> None:
+    document = json.loads(json.dumps(evaluate(make_job(), APART).plan_document()))
+    assert parse_plan(document, make_job(), "plan").warnings == ()
+    document["layout"] |= {"pieces": 4, "encoder_runs": "phases", "foo": 1}
+    read = parse_plan(document, make_job(), "plan")
+    assert read == APART
+    assert read.warnings == (
+        "layout.pieces is not known here and decides nothing; each of layout.modules has its own",
+        'layout.encoder_runs is not known here and decides nothing (did you mean "encoder_run"?)',
+        "layout.foo is not known here and decides nothing",
+    )
+
+
 def test_sizes_of_samples_may_be_left_out() -> None:
     for plan in (APART, PHASES):
         document = json.loads(json.dumps(evaluate(make_job(), plan).plan_document()))

@@ -25,7 +25,7 @@ from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, 
 from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
-from mm_autoparallel.planner.plan_layout import layout_document, parse_layout_section
+from mm_autoparallel.planner.plan_layout import layout_document, list_unread_of_layout, parse_layout_section
 from mm_autoparallel.planner.plan_lists import (
     MODES,
     Refused,
@@ -218,7 +218,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
         warnings.append(
             "model, cluster or workload have changed since the plan was made, so its old figures do not compare"
         )
-    return (*warnings, *_list_unread(document))
+    return (*warnings, *_list_unread(document), *list_unread_of_layout(document))
 
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
