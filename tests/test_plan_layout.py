@@ -65,7 +65,7 @@ def test_what_contradicts_a_chain_is_refused() -> None:
     others = {"vision": {"PP": 1, "TP": 4, "DP": 1, "MBS": 77}, "llm": {"PP": 2, "TP": 2, "DP": 2}}
     own = {"vision": others["vision"] | {"kind": "colocated", "encoder_run": "phases"}, "llm": others["llm"]}
     for modules in (others, own):
-        with pytest.raises(PlanError, match="layout.kind is chain, and layout.modules stands beside it"):
+        with pytest.raises(PlanError, match=r"layout.kind is chain, and layout.modules stands beside it"):
             parse_plan(document | {"layout": {"kind": "chain", "modules": modules}}, make_job(), "plan")
     with pytest.raises(PlanError, match=r"layout.kind is chain, and layout.encoder_run is .phases."):
         parse_plan(document | {"layout": {"kind": "chain", "encoder_run": "phases"}}, make_job(), "plan")
@@ -84,6 +84,21 @@ def test_keys_of_the_section_that_nobody_knows_are_named() -> None:
         'layout.encoder_runs is not known here and decides nothing (did you mean "encoder_run"?)',
         "layout.foo is not known here and decides nothing",
     )
+
+
+def test_an_order_beside_a_schedule_of_a_name_is_said_not_to_decide() -> None:
+    document = json.loads(json.dumps(evaluate(make_job(), APART).plan_document()))
+    read = parse_plan(document | {"order": ["junk"]}, make_job(), "plan")
+    assert read == APART
+    (told,) = read.warnings
+    assert told.startswith("order decides nothing here: schedule 1f1b says by its name what each stage runs")
+    one_by_one = " ".join(f"{m}F0 {m}B0" for m in range(12))
+    given = Strategy(2, 2, 2, 1, schedule="given", orders=(one_by_one,) * 2)
+    counts = {"vision": (2, 0), "text": (1, 3)}
+    chain = Plan(given, counts, dict.fromkeys(counts, (0, 0)), 24)
+    document = json.loads(json.dumps(evaluate(make_job(), chain).plan_document()))
+    read = parse_plan(document, make_job(), "plan")
+    assert (read, read.warnings) == (chain, ())
 
 
 def test_sizes_of_samples_may_be_left_out() -> None:

@@ -34,6 +34,7 @@ from mm_autoparallel.planner.plan_lists import (
     edit_lists,
     edit_modes,
     list_key,
+    list_unread_order,
     modes_document,
     nearest_given,
     nest,
@@ -218,7 +219,8 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
         warnings.append(
             "model, cluster or workload have changed since the plan was made, so its old figures do not compare"
         )
-    return (*warnings, *_list_unread(document), *list_unread_of_layout(document))
+    warnings += [*_list_unread(document), *list_unread_of_layout(document), *list_unread_order(document, strategy)]
+    return tuple(warnings)
 
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout, split_mode
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import FREE, GIVEN, SCHEDULES
 from mm_autoparallel.validation import nearest
 
 if TYPE_CHECKING:
@@ -268,12 +268,25 @@ def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy:
 
 def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...]:
     """`order` as `parse_order` has it, where it was found together with the placement; else nothing."""
+    what = _found_with_placement(strategy)
+    return parse_order(document, strategy.pp, what) if what else ()
+
+
+def _found_with_placement(strategy: Strategy) -> str:
+    """For what plans of the strategy have an order that was found; empty where they have none."""
+    if strategy.arrangement and strategy.arrangement.has_orders:
+        return "an encoder in bubbles"
     schedule = SCHEDULES.get(strategy.schedule)
-    in_bubbles = bool(strategy.arrangement and strategy.arrangement.has_orders)
-    if not in_bubbles and (schedule is None or schedule.given_by != "placement"):
-        return ()
-    what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"
-    return parse_order(document, strategy.pp, what)
+    return f"schedule {strategy.schedule}" if schedule and schedule.given_by == "placement" else ""
+
+
+def list_unread_order(document: dict[str, Any], strategy: Strategy) -> Iterator[str]:
+    """A sentence where `order` stands there and is not read."""
+    if "order" in document and strategy.schedule != GIVEN and not _found_with_placement(strategy):
+        yield (
+            f"order decides nothing here: schedule {strategy.schedule} says by its name what each stage runs; order is "
+            f"read with schedule {FREE} or {GIVEN}, and with an encoder in bubbles or as prefetch"
+        )
 
 
 def parse_order(document: dict[str, Any], num_stages: int, what: str) -> tuple[str, ...]:
