@@ -16,6 +16,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
+from mm_autoparallel.planner.edits import move_layers, set_mode
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.reports.page.pictures import map_layout
@@ -190,5 +191,27 @@ def test_refused(path: tuple[str, ...], value: object, words: str) -> None:
 def test_layers_of_an_encoder_in_phases_are_refused() -> None:
     document = json.loads(json.dumps(evaluate(make_job(), PHASES).plan_document()))
     document["layer_placement"]["vit_layer_placement"] = [2, 0]
-    with pytest.raises(PlanError, match="holds layers, and in phases no stage does"):
+    with pytest.raises(PlanError, match="holds layers, and no stage holds vision layers, for its layout is"):
+        parse_plan(document, make_job(), "plan")
+
+
+def test_what_no_stage_holds_cannot_be_moved() -> None:
+    for change in (
+        lambda: move_layers(PHASES, "vision", 0, 1, 1),
+        lambda: set_mode(make_job(), PHASES, "vision", 0, "recompute", 1),
+        lambda: PHASES.edited(layers={"vision": [1, 1]}),
+        lambda: PHASES.edited(modes={"vision": {"offload": [1, 0]}}),
+    ):
+        with pytest.raises(PlanError, match="no stage holds vision layers, for its layout is colocated in phases"):
+            change()
+
+
+def test_a_list_that_misses_is_not_thought_to_be_one_that_may_stand_there() -> None:
+    """Zeros of an encoder in phases, and of a model's vision that there is none of, are known; a slip is not."""
+    document = json.loads(json.dumps(evaluate(make_job(), PHASES).plan_document()))
+    del document["layer_recompute"]["llm_layer_recompute"]
+    with pytest.raises(PlanError, match=r"layer_recompute\.llm_layer_recompute is missing$"):
+        parse_plan(document, make_job(), "plan")
+    document["layer_recompute"]["lm_layer_recompute"] = [0, 0]
+    with pytest.raises(PlanError, match="the key 'lm_layer_recompute' stands there, which is not known"):
         parse_plan(document, make_job(), "plan")

@@ -83,7 +83,7 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
     return _check_decoder(replace(strategy, arrangement=arrangement), modules)
 
 
-def list_unread_of_layout(document: dict[str, Any]) -> Iterator[str]:
+def list_unread_layout(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each key of the section that nobody knows; what it holds for modules is read strictly."""
     for key in document.get("layout", {}):
         if key not in _SECTION:

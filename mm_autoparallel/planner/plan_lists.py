@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.files import describe_value
@@ -59,7 +59,7 @@ def parse_layouts(given: Any, where: str) -> tuple[LayerLayout, ...]:
     return tuple(sorted(layouts))
 
 
-def nearest_given(key: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[()]) -> str:
+def nearest_given(key: str, given: Mapping[str, Any], known: Collection[str]) -> str:
     """A hint at the given key that `key` was probably meant to be."""
     strangers = [name for name in given if name not in known]
     near = difflib.get_close_matches(key, strangers, n=1)
@@ -115,7 +115,7 @@ def edit_lists(
     """
     edited = dict(before)
     for modality, counts in given.items():
-        _check_modality(modality, before, what)
+        _check_modality(modality, before, what, strategy)
         where = f"{what}[{modality!r}]"
         edited[modality] = parse_list(_plain(counts), where, strategy, last_may_miss=what == "recompute")
         wanted = sum(before[modality])
@@ -136,7 +136,7 @@ def edit_modes(
     """
     edited = {modality: dict(of_mode) for modality, of_mode in before.items()}
     for modality, of_mode in given.items():
-        _check_modality(modality, layers, "modes")
+        _check_modality(modality, layers, "modes", strategy)
         for mode, counts in of_mode.items():
             known = (*list_layout_modes(strategy), *OTHER_MODES)
             if mode not in known:
@@ -148,7 +148,16 @@ def edit_modes(
     return {modality: of_mode for modality, of_mode in kept.items() if of_mode}
 
 
-def _check_modality(modality: str, known: Mapping[str, Any], what: str) -> None:
+def away_reason(modality: str, strategy: Strategy) -> str | None:
+    """Why no stage holds layers of an encoder that runs before, after or beside the pipeline; None of other parts."""
+    each = strategy.arrangement.each if strategy.arrangement else ()
+    own = next((one for one in each if one.away and modality in one.encoder.parts), None)
+    return f"no stage holds {modality} layers, for its layout is {own.words}" if own else None
+
+
+def _check_modality(modality: str, known: Mapping[str, Any], what: str, strategy: Strategy) -> None:
+    if reason := away_reason(modality, strategy):
+        raise Refused(f"{what} names {modality!r}: {reason}")
     if modality not in known:
         near = nearest(str(modality), list(known))
         raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(known)}")
