@@ -212,13 +212,21 @@ def _narrow(bough: Bough, wish: Wish, with_one: bool) -> Bough:
 
     def list_branches(sizes: Sequence[Sizes]) -> Iterator[Branch]:
         for branch in bough.list_branches(sizes):
-            if _is_meant(branch.decoder, of_decoder):
+            if _is_meant(branch.decoder, of_decoder) and _may_have_stages(branch, wish):
                 several = partial(modules.narrow_options, branch, wish)
                 is_meant = partial(_is_meant, wish=wish)
                 together = branch.together if with_one else lambda: iter(())
                 yield replace(branch, together=together, several=several, is_meant=is_meant)
 
     return replace(bough, list_branches=list_branches)
+
+
+def _may_have_stages(branch: Branch, wish: Wish) -> bool:
+    """Whether the decoder's stages and those of encoders on ranks of their own may be as many as a wish says."""
+    if "pp" not in wish:
+        return True
+    own, wanted = branch.decoder.pp, int(wish["pp"])
+    return own < wanted if branch.apart else own == wanted
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
