@@ -16,6 +16,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
+from mm_autoparallel.planner.edits import move_layers, set_mode
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.reports.page.pictures import map_layout
@@ -57,6 +58,48 @@ def test_plans_of_the_chain_have_no_layout() -> None:
     assert "layout" not in document
     named = document | {"layout": {"kind": "chain"}}
     assert parse_plan(json.loads(json.dumps(named)), make_job(), "plan") == chain
+
+
+def test_what_contradicts_a_chain_is_refused() -> None:
+    chain = Plan(Strategy(2, 2, 2, 1), {"vision": (2, 0), "text": (1, 3)}, {"vision": (0, 0), "text": (0, 0)}, 24)
+    document = json.loads(json.dumps(evaluate(make_job(), chain).plan_document()))
+    others = {"vision": {"PP": 1, "TP": 4, "DP": 1, "MBS": 77}, "llm": {"PP": 2, "TP": 2, "DP": 2}}
+    own = {"vision": others["vision"] | {"kind": "colocated", "encoder_run": "phases"}, "llm": others["llm"]}
+    for modules in (others, own):
+        with pytest.raises(PlanError, match=r"layout.kind is chain, and layout.modules stands beside it"):
+            parse_plan(document | {"layout": {"kind": "chain", "modules": modules}}, make_job(), "plan")
+    with pytest.raises(PlanError, match=r"layout.kind is chain, and layout.encoder_run is .phases."):
+        parse_plan(document | {"layout": {"kind": "chain", "encoder_run": "phases"}}, make_job(), "plan")
+    plain = document | {"layout": {"kind": "chain", "encoder_run": "inline", "modules": {}}}
+    assert parse_plan(plain, make_job(), "plan") == chain
+
+
+def test_keys_of_the_section_that_nobody_knows_are_named() -> None:
+    document = json.loads(json.dumps(evaluate(make_job(), APART).plan_document()))
+    assert parse_plan(document, make_job(), "plan").warnings == ()
+    document["layout"] |= {"pieces": 4, "encoder_runs": "phases", "foo": 1}
+    read = parse_plan(document, make_job(), "plan")
+    assert read == APART
+    assert read.warnings == (
+        "layout.pieces is not known here and decides nothing; each of layout.modules has its own",
+        'layout.encoder_runs is not known here and decides nothing (did you mean "encoder_run"?)',
+        "layout.foo is not known here and decides nothing",
+    )
+
+
+def test_an_order_beside_a_schedule_of_a_name_is_said_not_to_decide() -> None:
+    document = json.loads(json.dumps(evaluate(make_job(), APART).plan_document()))
+    read = parse_plan(document | {"order": ["junk"]}, make_job(), "plan")
+    assert read == APART
+    (told,) = read.warnings
+    assert told.startswith("order decides nothing here: schedule 1f1b says by its name what each stage runs")
+    one_by_one = " ".join(f"{m}F0 {m}B0" for m in range(12))
+    given = Strategy(2, 2, 2, 1, schedule="given", orders=(one_by_one,) * 2)
+    counts = {"vision": (2, 0), "text": (1, 3)}
+    chain = Plan(given, counts, dict.fromkeys(counts, (0, 0)), 24)
+    document = json.loads(json.dumps(evaluate(make_job(), chain).plan_document()))
+    read = parse_plan(document, make_job(), "plan")
+    assert (read, read.warnings) == (chain, ())
 
 
 def test_sizes_of_samples_may_be_left_out() -> None:
@@ -148,5 +191,27 @@ def test_refused(path: tuple[str, ...], value: object, words: str) -> None:
 def test_layers_of_an_encoder_in_phases_are_refused() -> None:
     document = json.loads(json.dumps(evaluate(make_job(), PHASES).plan_document()))
     document["layer_placement"]["vit_layer_placement"] = [2, 0]
-    with pytest.raises(PlanError, match="holds layers, and in phases no stage does"):
+    with pytest.raises(PlanError, match="holds layers, and no stage holds vision layers, for its layout is"):
+        parse_plan(document, make_job(), "plan")
+
+
+def test_what_no_stage_holds_cannot_be_moved() -> None:
+    for change in (
+        lambda: move_layers(PHASES, "vision", 0, 1, 1),
+        lambda: set_mode(make_job(), PHASES, "vision", 0, "recompute", 1),
+        lambda: PHASES.edited(layers={"vision": [1, 1]}),
+        lambda: PHASES.edited(modes={"vision": {"offload": [1, 0]}}),
+    ):
+        with pytest.raises(PlanError, match="no stage holds vision layers, for its layout is colocated in phases"):
+            change()
+
+
+def test_a_list_that_misses_is_not_thought_to_be_one_that_may_stand_there() -> None:
+    """Zeros of an encoder in phases, and of a model's vision that there is none of, are known; a slip is not."""
+    document = json.loads(json.dumps(evaluate(make_job(), PHASES).plan_document()))
+    del document["layer_recompute"]["llm_layer_recompute"]
+    with pytest.raises(PlanError, match=r"layer_recompute\.llm_layer_recompute is missing$"):
+        parse_plan(document, make_job(), "plan")
+    document["layer_recompute"]["lm_layer_recompute"] = [0, 0]
+    with pytest.raises(PlanError, match="the key 'lm_layer_recompute' stands there, which is not known"):
         parse_plan(document, make_job(), "plan")

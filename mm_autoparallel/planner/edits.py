@@ -11,6 +11,7 @@ from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
 from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.plan_lists import away_reason
 from mm_autoparallel.validation import nearest
 
 RECOMPUTE = "recompute"
@@ -55,27 +56,24 @@ def set_mode(job: Job, plan: Plan, modality: str, stage: int, mode: str, count: 
     return _edited(plan, modality, held, in_modes)
 
 
-def editable_orders(plan: Plan) -> tuple[str, ...]:
-    """What each stage runs, where the plan has an order of single actions; nothing where its schedule has a name."""
-    arrangement = plan.strategy.arrangement
-    return () if arrangement and arrangement.has_orders else plan.stage_orders
-
-
 def set_order(plan: Plan, stage: int, words: str) -> Plan:
     """`plan` whose stage runs these actions one after another, such as `0F0 1F0 0B0 1B0`.
 
     Raises PlanError where the plan's schedule has its order by name, an action is missing, repeated or before its time,
-    or stages would wait for one another for ever, with which action waits for which.
+    or stages would wait for one another for ever, with which action waits for which. Where passes of encoders stand in
+    the order, which hang on the job, the plan's simulation says so instead.
     """
-    strategy, orders = plan.strategy, editable_orders(plan)
+    strategy, orders = plan.strategy, plan.stage_orders
     if not orders:
         raise PlanError(
-            "the plan has no order of single actions to change: plans with search.schedule free have one, and those "
-            "with a file of an order"
+            "the plan has no order of single actions to change: plans with search.schedule free have one, those with a "
+            "file of an order, and those with an encoder in bubbles or as prefetch"
         )
     if not 0 <= stage < strategy.pp:
         raise PlanError(f"the plan has no stage {stage}; they are 0 to {strategy.pp - 1}")
     changed = (*orders[:stage], " ".join(words.split()), *orders[stage + 1 :])
+    if strategy.arrangement and strategy.arrangement.has_orders:
+        return replace(plan, orders=changed)
     parsed = read_orders(changed, strategy.pp, strategy.vpp, plan.num_microbatches, "stage {}".format)
     waiting = find_deadlock(parsed, strategy.vpp, find_schedule(strategy.schedule, strategy.vpp).v_shaped)
     if waiting:
@@ -86,6 +84,8 @@ def set_order(plan: Plan, stage: int, words: str) -> Plan:
 
 
 def _counts(plan: Plan, modality: str) -> tuple[int, ...]:
+    if reason := away_reason(modality, plan.strategy):
+        raise PlanError(reason)
     if modality not in plan.layers:
         near = nearest(modality, list(plan.layers))
         raise PlanError(f"the model has no part {modality!r}{near}; its parts are {', '.join(plan.layers)}")

@@ -25,15 +25,17 @@ from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, 
 from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN
-from mm_autoparallel.planner.plan_layout import layout_document, parse_layout_section
+from mm_autoparallel.planner.plan_layout import layout_document, list_unread_layout, parse_layout_section
 from mm_autoparallel.planner.plan_lists import (
     MODES,
     Refused,
+    away_reason,
     check_modes,
     check_order,
     edit_lists,
     edit_modes,
     list_key,
+    list_unread_order,
     modes_document,
     nearest_given,
     nest,
@@ -218,7 +220,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
         warnings.append(
             "model, cluster or workload have changed since the plan was made, so its old figures do not compare"
         )
-    return (*warnings, *_list_unread(document))
+    return (*warnings, *_list_unread(document), *list_unread_layout(document), *list_unread_order(document, strategy))
 
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
@@ -278,22 +280,23 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
 
 def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Strategy) -> dict[str, tuple[int, ...]]:
     """`layer_placement` or `layer_recompute` as modality → one number per virtual stage."""
-    what = section.removeprefix("layer_")
-    lists = parse_mapping(document, section)
-    modalities = [modality.name for modality in job.model.modalities if modality.name not in strategy.away]
-    keys = {list_key(modality, what): modality for modality in modalities}
+    what, lists = section.removeprefix("layer_"), parse_mapping(document, section)
+    of_model = {list_key(modality.name, what): modality.name for modality in job.model.modalities}
+    keys = {key: modality for key, modality in of_model.items() if modality not in strategy.away}
     parsed: dict[str, tuple[int, ...]] = {}
     for key, modality in keys.items():
         if key not in lists:
-            raise Refused(f"{section}.{key} is missing{nearest_given(key, lists, keys)}")
+            known = (*of_model, list_key("vision", what))  # which files have, zeros, of models without it too
+            raise Refused(f"{section}.{key} is missing{nearest_given(key, lists, known)}")
         parsed[modality] = parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
     for key in lists.keys() - keys.keys():
         if key.endswith(f"_layer_{what}") and any(parse_list(lists[key], f"{section}.{key}", strategy, True)):
-            if key in [list_key(name, what) for name in strategy.away]:
-                raise Refused(f"{section}.{key} holds layers, and in phases no stage does; its numbers are 0")
+            if key in of_model:
+                why = away_reason(of_model[key], strategy)
+                raise Refused(f"{section}.{key} holds layers, and {why}; its numbers are 0")
             raise Refused(
                 f"{section}.{key} holds layers, and {job.model.name} has no such part: its parts are "
-                f"{', '.join(modalities)}, so the keys are {', '.join(keys)}"
+                f"{', '.join(keys.values())}, so the keys are {', '.join(keys)}"
             )
     return parsed
 
@@ -371,9 +374,8 @@ def _host_document(figures: Figures) -> dict[str, Any]:
     """What lies on hosts, where something does, and its limit, where it has one."""
     if not any(figures.host_bytes):
         return {}
-    limit = (
-        {"host_limit_bytes": math.floor(figures.host_limit_bytes)} if math.isfinite(figures.host_limit_bytes) else {}
-    )
+    most = figures.host_limit_bytes
+    limit = {"host_limit_bytes": math.floor(most)} if math.isfinite(most) else {}
     return {"host_bytes": [math.ceil(peak) for peak in figures.host_bytes]} | limit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ _SIZES = {"PP": "pp", "TP": "tp", "CP": "cp", "DP": "dp", "MBS": "mbs"}
 _OFFSET, _PIECES = "rank_offset", "pieces"
 _RUN = {"kind", "encoder_run"}
 """What the section says of all encoders, or, where several are modules, each of its own."""
+_SECTION = ("kind", "encoder_run", "modules")
 
 
 def layout_document(strategy: Strategy) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
     """`strategy` with the arrangement that `layout` tells; files of the chain have none.
 
     An MBS that is not said is the decoder's, or what a replica gets of its micro-batches. Raises Refused naming the key
-    that is missing, malformed, or contradicts parallel_config.
+    that is missing, malformed, or contradicts parallel_config or the section's kind.
     """
     if "layout" not in document:
         return strategy
@@ -62,9 +64,10 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
     modules = section.get("modules")
     entries = modules if isinstance(modules, dict) else {}
     is_each = any(isinstance(sizes, dict) and _RUN & sizes.keys() for name, sizes in entries.items() if name != DECODER)
-    if not is_each and _parse_word(section, "layout", "kind", MODULE_KINDS) == "chain":
+    if (not is_each or "kind" in section) and _parse_word(section, "layout", "kind", MODULE_KINDS) == "chain":
+        _check_chain(section)
         return strategy
-    if not is_each:
+    if not is_each or "encoder_run" in section:
         _parse_run(section, "layout")
     if not isinstance(modules, dict) or len(modules) < 2 or DECODER not in modules:
         found = f"names {', '.join(modules)}" if isinstance(modules, dict) else f"is {describe_value(modules)}"
@@ -78,6 +81,29 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
         encoder = _fill_samples(_parse_encoders(modules), section["encoder_run"], strategy)
         arrangement = Arrangement(section["kind"], section["encoder_run"], encoder)
     return _check_decoder(replace(strategy, arrangement=arrangement), modules)
+
+
+def list_unread_layout(document: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each key of the section that nobody knows; what it holds for modules is read strictly."""
+    for key in document.get("layout", {}):
+        if key not in _SECTION:
+            of_module = key in (*_SIZES, _OFFSET, _PIECES)
+            hint = "; each of layout.modules has its own" if of_module else nearest(str(key), _SECTION)
+            yield f"layout.{key} is not known here and decides nothing{hint}"
+
+
+def _check_chain(section: dict[str, Any]) -> None:
+    """A chain says nothing else: all its sizes are in parallel_config."""
+    if section.get("modules"):
+        raise Refused(
+            "layout.kind is chain, and layout.modules stands beside it; in the chain every part has the sizes of "
+            f"parallel_config, so leave modules out, or let kind be {' or '.join(MODULE_KINDS[1:])}"
+        )
+    if section.get("encoder_run", "inline") != "inline":
+        raise Refused(
+            f"layout.kind is chain, and layout.encoder_run is {describe_value(section['encoder_run'])}; in the chain "
+            f"encoders run inline, so leave it out, or let kind be {' or '.join(MODULE_KINDS[1:])}"
+        )
 
 
 def _parse_each(section: dict[str, Any], modules: dict[str, Any], name: str, strategy: Strategy) -> Arrangement:

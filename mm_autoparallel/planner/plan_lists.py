@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout, split_mode
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import FREE, GIVEN, SCHEDULES
 from mm_autoparallel.validation import nearest
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def parse_layouts(given: Any, where: str) -> tuple[LayerLayout, ...]:
     return tuple(sorted(layouts))
 
 
-def nearest_given(key: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[()]) -> str:
+def nearest_given(key: str, given: Mapping[str, Any], known: Collection[str]) -> str:
     """A hint at the given key that `key` was probably meant to be."""
     strangers = [name for name in given if name not in known]
     near = difflib.get_close_matches(key, strangers, n=1)
@@ -115,7 +115,7 @@ def edit_lists(
     """
     edited = dict(before)
     for modality, counts in given.items():
-        _check_modality(modality, before, what)
+        _check_modality(modality, before, what, strategy)
         where = f"{what}[{modality!r}]"
         edited[modality] = parse_list(_plain(counts), where, strategy, last_may_miss=what == "recompute")
         wanted = sum(before[modality])
@@ -136,7 +136,7 @@ def edit_modes(
     """
     edited = {modality: dict(of_mode) for modality, of_mode in before.items()}
     for modality, of_mode in given.items():
-        _check_modality(modality, layers, "modes")
+        _check_modality(modality, layers, "modes", strategy)
         for mode, counts in of_mode.items():
             known = (*list_layout_modes(strategy), *OTHER_MODES)
             if mode not in known:
@@ -148,7 +148,16 @@ def edit_modes(
     return {modality: of_mode for modality, of_mode in kept.items() if of_mode}
 
 
-def _check_modality(modality: str, known: Mapping[str, Any], what: str) -> None:
+def away_reason(modality: str, strategy: Strategy) -> str | None:
+    """Why no stage holds layers of an encoder that runs before, after or beside the pipeline; None of other parts."""
+    each = strategy.arrangement.each if strategy.arrangement else ()
+    own = next((one for one in each if one.away and modality in one.encoder.parts), None)
+    return f"no stage holds {modality} layers, for its layout is {own.words}" if own else None
+
+
+def _check_modality(modality: str, known: Mapping[str, Any], what: str, strategy: Strategy) -> None:
+    if reason := away_reason(modality, strategy):
+        raise Refused(f"{what} names {modality!r}: {reason}")
     if modality not in known:
         near = nearest(str(modality), list(known))
         raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(known)}")
@@ -268,12 +277,25 @@ def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy:
 
 def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...]:
     """`order` as `parse_order` has it, where it was found together with the placement; else nothing."""
+    what = _found_with_placement(strategy)
+    return parse_order(document, strategy.pp, what) if what else ()
+
+
+def _found_with_placement(strategy: Strategy) -> str:
+    """For what plans of the strategy have an order that was found; empty where they have none."""
+    if strategy.arrangement and strategy.arrangement.has_orders:
+        return "an encoder in bubbles"
     schedule = SCHEDULES.get(strategy.schedule)
-    in_bubbles = bool(strategy.arrangement and strategy.arrangement.has_orders)
-    if not in_bubbles and (schedule is None or schedule.given_by != "placement"):
-        return ()
-    what = "an encoder in bubbles" if in_bubbles else f"schedule {strategy.schedule}"
-    return parse_order(document, strategy.pp, what)
+    return f"schedule {strategy.schedule}" if schedule and schedule.given_by == "placement" else ""
+
+
+def list_unread_order(document: dict[str, Any], strategy: Strategy) -> Iterator[str]:
+    """A sentence where `order` stands there and is not read."""
+    if "order" in document and strategy.schedule != GIVEN and not _found_with_placement(strategy):
+        yield (
+            f"order decides nothing here: schedule {strategy.schedule} says by its name what each stage runs; order is "
+            f"read with schedule {FREE} or {GIVEN}, and with an encoder in bubbles or as prefetch"
+        )
 
 
 def parse_order(document: dict[str, Any], num_stages: int, what: str) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from mm_autoparallel.files import is_there, read_text
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.edits import editable_orders
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan, decision_document, parse_plan
@@ -237,7 +236,7 @@ class Session:
             search_revision=present.source.number if known.strategies else None,
             differences=tuple(self._difference(estimate, name, moment) for name, moment in saved.pins.items()),
             change=self._difference(estimate, "", self.before) if self.before else None,
-            orders=editable_orders(estimate.plan),
+            orders=estimate.plan.stage_orders,
         ), page.block
 
     def _difference(self, estimate: Estimate, name: str, moment: Moment) -> words.Difference:

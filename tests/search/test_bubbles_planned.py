@@ -19,6 +19,7 @@ from mm_autoparallel.pipeline.schedules.action import format_action
 from mm_autoparallel.pipeline.simulate.encoders.step import part_encoders
 from mm_autoparallel.pipeline.simulate.graph import full_graph
 from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.edits import set_order
 from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.planner.plan import parse_plan
@@ -89,6 +90,27 @@ def test_two_chunks_placed_and_read_back() -> None:
     listed = [entry.strategy for entry in list_entries(wide) if entry.reason is None]
     in_chunks = {one.arrangement.encoder_run for one in listed if one.arrangement and one.vpp == 2}
     assert in_chunks == {"bubbles", "phases", "recomputed_phases"}
+
+
+def test_an_order_with_passes_is_changed_by_words() -> None:
+    job = make_job()
+    costs = CostModel(job)
+    problem = build_problem(costs, BUBBLES)
+    placement = place(problem).placement
+    assert placement is not None
+    plan = plan_from_placement(problem, placement, BUBBLES, 24)
+    words = plan.orders[0].split()
+    at = next(at for at, word in enumerate(words[1:], 1) if ("@" in word) and ("@" not in words[at - 1]))
+    words[at - 1 : at + 1] = words[at], words[at - 1]
+    changed = set_order(plan, 0, "  ".join(words))
+    assert changed.orders == (" ".join(words), plan.orders[1])
+    estimate = evaluate(costs, changed)
+    assert parse_plan(estimate.plan_document(), job, "file") == changed
+    assert parse_plan(estimate.plan_document(), job, "file").warnings == ()
+    with pytest.raises(PlanError, match=r"orders\[0\] ends without"):
+        evaluate(costs, set_order(plan, 0, " ".join(words[:-1])))
+    with pytest.raises(PlanError, match="no stage 2; they are 0 to 1"):
+        set_order(plan, 2, "0F0")
 
 
 def test_orders_that_are_wrong_are_told() -> None:

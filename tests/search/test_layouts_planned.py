@@ -139,6 +139,25 @@ def test_wishes_that_cannot_be() -> None:
         match_strategies(make_job(stack="mindspeed"), parse_wish("layout=disaggregated"))
 
 
+def test_runs_by_name_are_of_shared_devices() -> None:
+    job = make_job(layouts="all", mbs=[1, 4], cp=[1], tp=[1, 2])
+    lawful = [entry.strategy for entry in list_entries(job) if entry.reason is None]
+    told_of = {"inline": "", "phases": " in phases", "recomputed_phases": " in recomputed phases"}
+    for run, told in told_of.items():
+        found, _, _ = match_strategies(job, parse_wish(f"layout={run}"))
+        meant = {one for one in lawful if one.arrangement and one.arrangement.words == f"colocated{told}"}
+        assert meant == {entry.strategy for entry in found if entry.reason is None}
+        assert meant
+
+
+def test_what_keeps_nothing_for_a_backward_is_not_run_again() -> None:
+    frozen = make_job(freeze=True, layouts="all")
+    for word, what in (("layout", "the encoder"), ("vision.LAYOUT", "vision")):
+        with pytest.raises(JobError, match=f"nothing of {what} trains, so nothing of it is run again; ask for phases"):
+            match_strategies(frozen, parse_wish(f"{word}=recomputed_phases"))
+    assert match_strategies(make_job(layouts="all", mbs=[1]), parse_wish("layout=recomputed_phases"))[0]
+
+
 def test_several_numbers_of_devices() -> None:
     entries = list_entries(make_job(devices=[4, 8], mbs=[1], layouts="all"))
     lawful = [entry.strategy for entry in entries if entry.reason is None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from two_modules import make_job
+from two_modules import apart, make_job, shared
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job
@@ -93,6 +93,22 @@ def test_a_plan_that_differs_in_one_module_keeps_the_other(job: Job, lawful: lis
             moved = nearest_strategy(job, present, {"vision.layout": "phases"})
             assert Own.of(moved, "audio") == audio
             assert Own.of(moved, "vision").layout == "phases"
+
+
+@pytest.mark.parametrize("text", ["vision.PP=2", "layout=disaggregated,vision.PP=2", "PP=3"])
+def test_layout_and_decoder_are_kept_before_sizes_of_the_encoder(text: str) -> None:
+    present = Strategy(2, 1, 4, 2, arrangement=apart(1, 1, 4, 2))
+    near = nearest_strategy(make_job(layouts="all"), present, parse_wish(text, "--sizes"))
+    assert near == Strategy(3, 1, 4, 2, arrangement=apart(2, 1, 2, 4))
+
+
+def test_how_an_encoder_runs_is_kept_before_the_decoder() -> None:
+    """Two ranks share a pass, which a stage of the decoder's ranks must be able to make."""
+    present = Strategy(2, 1, 4, 1, arrangement=shared("bubbles", 1, 8, 1))
+    near = nearest_strategy(make_job(layouts="all"), present, parse_wish("vision.TP=2", "--sizes"))
+    assert near.arrangement is not None
+    assert (near.arrangement.encoder_run, near.arrangement.encoder.tp) == ("bubbles", 2)
+    assert (near.pp, near.tp * near.cp) == (2, 2)
 
 
 def test_what_encoders_may_be_is_what_lawful_strategies_have(job: Job, lawful: list[Strategy]) -> None:

@@ -62,11 +62,11 @@ class Own:
         sizes = own.pp, own.tp, own.cp, own.dp, own.mbs, one.encoder.pieces if one else 1
         if one is None:
             return cls("chain", *sizes, ("chain",))
+        words = words_of(one)
         if one.apart:
-            return cls(one.kind, *sizes, (one.kind,))
+            return cls(one.kind, *sizes, words)
         if one.in_chain:
-            return cls("chain", *sizes, ("chain", one.kind, one.encoder_run))
-        words = (one.kind, one.encoder_run)
+            return cls("chain", *sizes, ("chain", *words))
         return cls(one.encoder_run, *sizes, (*words, "chain") if is_as_decoder(decoder, one) else words)
 
     def meets(self, key: str, value: int | str) -> bool:
@@ -76,6 +76,11 @@ class Own:
     def differs(self, other: Own) -> tuple[int, int]:
         """How unlike both are: first by how they run, then by sizes."""
         return int(self.layout != other.layout), sum(getattr(self, key) != getattr(other, key) for key in SIZES)
+
+
+def words_of(one: Arrangement) -> tuple[str, ...]:
+    """What LAYOUTS call a module: its kind and, where it is colocated, how it runs."""
+    return (one.kind,) if one.apart else (one.kind, one.encoder_run)
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -129,8 +134,11 @@ def absence_reason(job: Job, wish: Wish) -> str | None:
         kind, run = ("colocated", word) if word in ENCODER_RUNS else (word, "")
         if reason := stack_reason(job.workload, kind, run):
             return reason
-        if word == "prefetch" and encoders_train(job.model, (name,) if name else ()):
+        trains = encoders_train(job.model, (name,) if name else ())
+        if word == "prefetch" and trains:
             return f"{PREFETCH_LAW}; freeze both, or run it in bubbles"
+        if word == "recomputed_phases" and not trains:
+            return f"nothing of {name or 'the encoder'} trains, so nothing of it is run again; ask for phases"
     return None
 
 

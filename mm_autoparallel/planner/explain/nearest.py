@@ -18,7 +18,8 @@ from mm_autoparallel.planner.search.arrangements import Branch, combine, is_as_d
 from mm_autoparallel.planner.search.space import judge, strategy_key
 
 _DERIVED = ("dp", "schedule", "orders", "arrangement")
-"""What follows from the other fields, and so is no likeness; encoders are looked at one by one."""
+"""What follows from the other fields, DP once all of these are alike, and so is no likeness; encoders are looked at one
+by one."""
 
 
 def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str = "--sizes") -> Plan:
@@ -28,8 +29,8 @@ def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str =
 
 
 def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--sizes") -> Strategy:
-    """The lawful strategy with the sizes of `wish` that is most like `present`: in its fields and how its encoders run,
-    then in the encoders' sizes; of equally near ones the plainest. flag: what messages call the wish.
+    """The lawful strategy with the sizes of `wish` that is most like `present`: in how its encoders run, then in the
+    decoder's fields, then in the encoders' sizes; of equally near ones the plainest. flag: what messages call the wish.
 
     Raises PlanError with the law against it where none is lawful, JobError where no product of sizes makes the devices.
     """
@@ -38,7 +39,7 @@ def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--siz
     lawful = (entry.strategy for entry in chain if entry.reason is None)
     best = min(lawful, key=near.distance, default=None)
     for branch in sorted(list_branches(boughs), key=near.least):
-        if best is not None and near.least(branch) > near.distance(best)[0]:
+        if best is not None and near.least(branch) > near.distance(best)[:3]:
             break
         ways = sorted(filter(branch.is_meant, near.list_ways(branch)), key=near.distance)
         found = next((one for one in ways if judge(job, one).reason is None), None)
@@ -60,23 +61,23 @@ class _Nearness:
         self._kept = [field.name for field in fields(Strategy) if field.name not in (*wish, *_DERIVED)]
         self._own = {encoder.name: Own.of(present, encoder.name) for encoder in getattr(job.model, "encoders", ())}
 
-    def distance(self, strategy: Strategy) -> tuple[int, int, bool, tuple[int | str, ...]]:
+    def distance(self, strategy: Strategy) -> tuple[int, int, bool, int, bool, tuple[int | str, ...]]:
         """Less is nearer."""
         unlike = [own.differs(Own.of(strategy, name)) for name, own in self._own.items()]
-        others = sum(getattr(strategy, name) != getattr(self._present, name) for name in self._kept)
         runs, sizes = (sum(each) for each in zip(*unlike, strict=True)) if unlike else (0, 0)
         is_other = strategy.arrangement != self._present.arrangement
-        return others + runs, sizes, is_other, strategy_key(strategy)
+        return runs, *self._differs(strategy.of_decoder()), sizes, is_other, strategy_key(strategy)
 
-    def least(self, branch: Branch) -> int:
-        """Of distances of its strategies the first part is no less."""
-        names = (name for name in self._kept if name != "pp")
-        others = sum(bool(getattr(branch.decoder, name) != getattr(self._present, name)) for name in names)
-        least_pp = branch.decoder.pp + bool(branch.apart)
-        if "pp" in self._kept and (least_pp > self._present.pp or (not branch.apart and least_pp < self._present.pp)):
-            others += 1
+    def _differs(self, decoder: Strategy) -> tuple[int, bool]:
+        """How unlike decoders are: in what is kept, then whether in DP."""
+        present = self._present.of_decoder()
+        return sum(getattr(decoder, name) != getattr(present, name) for name in self._kept), decoder.dp != present.dp
+
+    def least(self, branch: Branch) -> tuple[int, int, bool]:
+        """Of distances of its strategies the first parts are no less."""
         runs = sum(self._runs_otherwise(name, own, name in branch.apart) for name, own in self._own.items())
-        return others + max(runs, self._present.arrangement is None)  # some encoder is not in the chain
+        some = self._present.arrangement is None  # then some encoder is in the chain no more
+        return max(runs, some), *self._differs(branch.decoder)
 
     def _runs_otherwise(self, name: str, own: Own, apart: bool) -> bool:
         """Whether an encoder, now `own`, runs otherwise where it is apart or not, and as the wish says."""

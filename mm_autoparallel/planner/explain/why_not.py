@@ -35,8 +35,6 @@ _SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
 _SCHEDULE, _LAYOUT = "SCHEDULE", "LAYOUT"
 _OF_MODULE = (_LAYOUT, *(size.upper() for size in modules.SIZES))
 """Of a single encoder, named before it with a point between."""
-_LAYOUTS = (*MODULE_KINDS, *ENCODER_RUNS[1:])
-"""What a layout may be called: its kind, or how its encoder runs."""
 _LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
 """Sizes of which a job's search names a list."""
 
@@ -90,17 +88,17 @@ def parse_wish(text: str, flag: str = "--why-not") -> Wish:
         field = f"{module}.{of.lower()}" if module else of.lower()
         if field in wish:
             raise JobError(f"{flag} {text!r}: {modules.format_key(field)} stands there twice")
-        wish[field] = _parse_value(f"{flag} {text!r}: {modules.format_key(field)}", module, name, value)
+        wish[field] = _parse_value(f"{flag} {text!r}: {modules.format_key(field)}", name, value)
     return wish
 
 
-def _parse_value(where: str, module: str, name: str, value: str) -> int | str:
+def _parse_value(where: str, name: str, value: str) -> int | str:
     if name == _SCHEDULE:
         return value
     if name == _LAYOUT:
-        known = modules.LAYOUTS if module else _LAYOUTS
-        if value not in known:
-            raise JobError(f"{where} is {value!r}{nearest(value, known)}; known are {', '.join(known)}")
+        if value not in modules.LAYOUTS:
+            known = ", ".join(modules.LAYOUTS)
+            raise JobError(f"{where} is {value!r}{nearest(value, modules.LAYOUTS)}; known are {known}")
         return value
     if value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
         return int(value)
@@ -214,7 +212,7 @@ def _narrow(bough: Bough, wish: Wish, with_one: bool) -> Bough:
 
     def list_branches(sizes: Sequence[Sizes]) -> Iterator[Branch]:
         for branch in bough.list_branches(sizes):
-            if _is_meant(branch.decoder, of_decoder):
+            if _is_meant(branch.decoder, of_decoder) and _may_have_stages(branch, wish):
                 several = partial(modules.narrow_options, branch, wish)
                 is_meant = partial(_is_meant, wish=wish)
                 together = branch.together if with_one else lambda: iter(())
@@ -223,10 +221,18 @@ def _narrow(bough: Bough, wish: Wish, with_one: bool) -> Bough:
     return replace(bough, list_branches=list_branches)
 
 
+def _may_have_stages(branch: Branch, wish: Wish) -> bool:
+    """Whether the decoder's stages and those of encoders on ranks of their own may be as many as a wish says."""
+    if "pp" not in wish:
+        return True
+    own, wanted = branch.decoder.pp, int(wish["pp"])
+    return own < wanted if branch.apart else own == wanted
+
+
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
     arrangement = strategy.arrangement
     each = arrangement.each if arrangement else ()
-    layouts = {word for one in each for word in (one.kind, one.encoder_run)} or {"chain"}
+    layouts = {word for one in each for word in modules.words_of(one)} or {"chain"}
     own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
     plain = ((name, value) for name, value in wish.items() if "." not in name)
     return modules.meets(strategy, wish) and all(
