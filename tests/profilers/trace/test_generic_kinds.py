@@ -17,7 +17,7 @@ from mm_autoparallel.profilers.trace import routes  # noqa: E402
 from mm_autoparallel.profilers.trace.cut_run import copy_state  # noqa: E402
 from mm_autoparallel.profilers.trace.fakes import FAKES, on_fakes  # noqa: E402
 from mm_autoparallel.profilers.trace.routes import count_tokens  # noqa: E402
-from mm_autoparallel.profilers.trace.samples import image_batches, made  # noqa: E402
+from mm_autoparallel.profilers.trace.samples import coded, image_batches, made  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
 
 TEXT = {"hidden_size": 64, "vocab_size": 160, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -120,6 +120,28 @@ def test_parameters_that_layers_share_count_with_the_first_of_them() -> None:
     assert owning.kind != sharing.kind
     assert sharing.parameter_count < owning.parameter_count
     assert found.model.remarks == ("layers of its text share parameters, which are counted with the first of them",)
+
+
+def test_what_no_forward_reaches_is_told() -> None:
+    """A decoder that runs by itself, where its encoder asks for more than tokens."""
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
+    found = take_apart({"model_type": "udop", "vocab_size": 160, **sizes})
+    (idle,) = (block for block in found.model.text.blocks if block.kind == "text_idle")
+    whole = found.model.parameter_count
+    (remark,) = found.model.remarks
+    assert remark.startswith(
+        f"{idle.parameter_count:,} of its {whole:,} parameters ({idle.parameter_count / whole:.1%})"
+    )
+    assert "encoder.block" in remark
+
+
+def test_types_of_tokens_are_given_where_a_class_does_not_run_without() -> None:
+    class Asking(torch.nn.Module):
+        def forward(self, input_ids: Any, mm_token_type_ids: Any = None) -> Any: ...
+
+    plain, typed = coded({"input_ids": torch.ones((2, 5), dtype=torch.int64)}, Asking())
+    assert plain.keys() == {"input_ids"}
+    assert torch.equal(typed["mm_token_type_ids"], torch.zeros((2, 5), dtype=torch.int64))
 
 
 def test_a_class_of_one_part_takes_the_config_of_that_part_and_as_many_codes(tmp_path: Path) -> None:
