@@ -7,9 +7,9 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.model.job.schedule_law import name_reason
 from mm_autoparallel.model.job.sharding import stage_reason
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.schedules.catalog import GIVEN, SCHEDULES
 from mm_autoparallel.planner.plan import Plan, parse_strategy
 from mm_autoparallel.planner.plan_lists import (
     Refused,
@@ -44,7 +44,9 @@ def parse_bare_plan(document: dict[str, Any], where: str) -> Plan:
 
 def _parse(document: dict[str, Any]) -> Plan:
     strategy = parse_strategy(document)
-    if reason := name_reason(strategy.schedule) or stage_reason(strategy.zero):
+    if strategy.schedule not in (*SCHEDULES, GIVEN):
+        raise Refused(f"schedule {strategy.schedule!r} is not known; known are {', '.join(SCHEDULES)}")
+    if reason := stage_reason(strategy.zero):
         raise Refused(reason)
     if "global_batch_size" not in document:
         raise Refused("global_batch_size is missing; give it there, or the job with --job")

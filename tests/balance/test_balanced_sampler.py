@@ -59,6 +59,30 @@ def test_a_state_goes_on_exactly(samples: list[Sample], taken: int) -> None:
     assert list(other) == whole
 
 
+def test_a_state_goes_on_under_other_sizes(samples: list[Sample]) -> None:
+    """At the beginning of a step every sample of the epoch comes once; inside of one it is refused."""
+    first = make_sampler(samples, 0), make_sampler(samples, 1)
+    walks = [iter(sampler) for sampler in first]
+    seen = [i for walk in walks for micro_batch in islice(walk, 2 * MICRO_BATCHES) for i in micro_batch]
+    begun = {**first[0].state_dict(), "step": 2, "micro_batch": 0, "samples": 2 * BATCH}
+    for size in (BATCH - 2, BATCH + 3):
+        others = [make_sampler(samples, rank, global_batch_size=size) for rank in (0, 1)]
+        for other in others:
+            other.load_state_dict(begun)
+        after = [i for other in others for micro_batch in other for i in micro_batch]
+        assert sorted({*seen, *after}) == sorted(seen + after)
+        assert len(seen) + len(after) == 2 * BATCH + (len(samples) - 2 * BATCH) // size * size
+    next(walks[0])
+    inside = first[0].state_dict()
+    assert inside["micro_batch"] == 1
+    with pytest.raises(PlanError, match=f"of a step with global_batch_size {BATCH}, .* other sizes go on at the"):
+        make_sampler(samples, global_batch_size=BATCH + 3).load_state_dict(inside)
+    old = {name: inside[name] for name in ("seed", "epoch", "step", "micro_batch")}
+    again = make_sampler(samples)
+    again.load_state_dict(old)
+    assert again.state_dict() == inside
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -76,7 +100,12 @@ def test_what_is_wrong_is_said(samples: list[Sample], given: dict, message: str)
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"step": -1}, "step is -1"), ({"step": 9}, "has 4 steps"), ({"seed": None}, "seed is nothing")],
+    [
+        ({"step": -1}, "step is -1"),
+        ({"step": 9}, "has 4 steps"),
+        ({"samples": 71}, "has 4 steps"),
+        ({"seed": None}, "seed is nothing"),
+    ],
 )
 def test_a_wrong_state_is_refused(samples: list[Sample], change: dict, message: str) -> None:
     sampler = make_sampler(samples)

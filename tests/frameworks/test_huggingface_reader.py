@@ -118,6 +118,13 @@ def test_a_llava_with_a_tower_that_is_not_described_goes_by_its_class(name: str,
     assert is_generic(document) == generic
 
 
+@pytest.mark.parametrize("model_type", ["llava", "internvl", "mistral3"])
+def test_a_text_that_is_not_described_goes_by_its_class(model_type: str) -> None:
+    for text, generic in (("mistral", False), ("ministral3", True), ("gpt_oss", True), ("gemma2", True), (7, False)):
+        assert is_generic({"model_type": model_type, "text_config": {"model_type": text}}) == generic
+    assert not is_generic({"model_type": model_type})
+
+
 def test_text_sizes_may_stand_under_text_config() -> None:
     old = load("qwen2_vl_7b")
     new = {key: old.pop(key) for key in ("model_type", "vision_config")} | {"text_config": old}

@@ -21,6 +21,7 @@ from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
 from mm_autoparallel.integrations.huggingface.config import FAMILIES, LLAVA_TOWERS
+from mm_autoparallel.integrations.huggingface.defaults import TEXT_DEFAULTS
 from mm_autoparallel.integrations.huggingface.hub_cache import name_in_cache
 from mm_autoparallel.model.job.traced_model import parse_traced_model
 from mm_autoparallel.model.job.workload import Workload
@@ -39,12 +40,23 @@ _SOURCES = (
 
 
 def is_generic(document: Mapping[str, Any]) -> bool:
-    """Whether `document` is a Hugging Face config of a type that no reader here knows, or a LLaVA with such a tower."""
-    model_type, vision = document.get("model_type"), document.get("vision_config")
-    if model_type == "llava" and isinstance(vision, Mapping):
-        tower = vision.get("model_type", LLAVA_TOWERS[0])
-        return isinstance(tower, str) and tower not in LLAVA_TOWERS and "schema" not in document
-    return isinstance(model_type, str) and model_type not in FAMILIES and "schema" not in document
+    """Whether `document` is a Hugging Face config of a type that no reader here knows, or of several parts of which one
+    is so: a LLaVA's tower, or the text of a LLaVA, an InternVL or a Mistral 3."""
+    model_type = document.get("model_type")
+    if not isinstance(model_type, str) or "schema" in document:
+        return False
+    if model_type in ("llava", "internvl", "mistral3"):
+        text = _type_of(document, "text_config", next(iter(TEXT_DEFAULTS)))
+        tower = _type_of(document, "vision_config", LLAVA_TOWERS[0]) if model_type == "llava" else LLAVA_TOWERS[0]
+        return text not in TEXT_DEFAULTS or tower not in LLAVA_TOWERS
+    return model_type not in FAMILIES
+
+
+def _type_of(document: Mapping[str, Any], part: str, usual: str) -> str:
+    """The type that a part of a config says; `usual` where it says none, or nothing that is a type."""
+    section = document.get(part)
+    found = section.get("model_type", usual) if isinstance(section, Mapping) else usual
+    return found if isinstance(found, str) else usual
 
 
 def trace_config(

@@ -74,19 +74,14 @@ def searched_schedules(named: Sequence[str] | None, workload: Workload) -> tuple
     return RUNS[workload.stack].schedules if "stack" in workload.model_fields_set else OF_JOBS
 
 
-def name_reason(name: str) -> str | None:
-    """Why a plan's schedule can be none of that name; None where it can."""
-    return None if name in (*OF_JOBS, GIVEN) else f"schedule {name!r} is not known; known are {', '.join(OF_JOBS)}"
-
-
 def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """A schedule that is not known, runs another number of chunks, or is none of the framework that the job names:
     without a name, every schedule can be looked at. An order that is found takes equal micro-batches and one layout a
     layer, and has one chunk a stage or two, there and back.
     """
     name, vpp = strategy.schedule, strategy.vpp
-    if reason := name_reason(name):
-        yield reason
+    if name not in (*OF_JOBS, GIVEN):
+        yield f"schedule {name!r} is not known; known are {', '.join(OF_JOBS)}"
         return
     schedule = SCHEDULES[name]
     if name == GIVEN:

@@ -180,6 +180,8 @@ def test_layers_that_only_images_call_are_found_with_images(tmp_path: Path) -> N
     assert len({kind for kind, _ in layers(found.model, "text")}) == 2
     assert {encoder.name for encoder in found.model.encoders} == {"vision", "vision_2"}
     assert "text_layer_2" in trace(found, tmp_path, image_tokens_per_sample=4)
+    with pytest.raises(ProfileError, match=r"workload.image_tokens_per_sample is 0, and .* beside images alone"):
+        trace(found, tmp_path / "none")
 
 
 def test_images_of_one_size_say_how_many_tokens_they_become(tmp_path: Path) -> None:
