@@ -22,7 +22,7 @@ def model_types() -> str:
         for (name, told), way in zip(types.items(), ways, strict=True)
     ]
     head = ("type", "read", "parts: layers/kinds", "parameters", "remark, or reason")
-    return f"Of {len(types)} types of transformers {record['transformers']}: {counted}.\n\n{table(head, rows)}"
+    return f"Of {len(types)} types recorded with transformers {record['transformers']}: {counted}.\n\n{table(head, rows)}"
 
 
 def _way(told: dict[str, Any]) -> str:
