@@ -99,10 +99,12 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
         )
     encoder = None
     if strategy.arrangement:
-        if arguments.freeze_projector and strategy.arrangement.encoder_run != "prefetch":
+        trains = not (arguments.freeze_vit and arguments.freeze_projector)
+        if not trains and strategy.arrangement.encoder_run != "prefetch":
             raise TrainingError(
-                f"the plan's layout is {strategy.arrangement.name}, in which gradients go back to an encoder, and with "
-                "--freeze-projector there are none; drop it, or take a plan with it as prefetch or in the chain"
+                f"the plan's layout is {strategy.arrangement.name}, in which gradients go back to the encoder, and "
+                "with --freeze-ViT and --freeze-projector there are none; drop one, or take a plan with it as prefetch "
+                "or in the chain"
             )
         encoder = Encoder(strategy.arrangement, applied.encoder, applied.plan.orders)
     decoder = strategy.of_decoder()

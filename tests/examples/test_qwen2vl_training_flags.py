@@ -269,6 +269,30 @@ def test_flags_that_go_with_the_chain_alone_are_refused_beside_a_layout(flag: st
         follow(hooks.AppliedPlan(plan, ((), ()), encoder=((),)), make_parser().parse_args(flag.split()))
 
 
+def test_an_encoder_that_trains_nothing_gives_no_gradients_to_send() -> None:
+    from arguments import make_parser
+    from failures import TrainingError
+    from mm_autoparallel import hooks
+    from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.planner.plan import Plan
+    from prefetch import count_passes
+    from pretrain_vlm import follow
+
+    def of(run: str, flags: str) -> object:
+        layout = Arrangement("colocated", run, ModuleLayout("vision", 1, 1, 2, 1))  # type: ignore[arg-type]
+        plan = Plan(Strategy(pp=2, tp=1, dp=1, mbs=1, arrangement=layout), {}, {}, 8)
+        return follow(hooks.AppliedPlan(plan, ((), ()), encoder=((),)), make_parser().parse_args(flags.split()))
+
+    with pytest.raises(
+        TrainingError, match="colocated in phases.*with --freeze-ViT and --freeze-projector there are none"
+    ):
+        of("phases", "--freeze-ViT --freeze-projector")
+    for run, flags in (("phases", "--freeze-projector"), ("prefetch", "--freeze-ViT --freeze-projector")):
+        assert of(run, flags)
+    assert count_passes("0F0@vision 0F0 1F0 1F0@vision 2F0@vision 0B0 1B0") == [1, 0, 2, 0, 0]
+
+
 def test_older_releases_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """On import, before a name that they lack; this environment's are new enough."""
     import releases
