@@ -285,7 +285,7 @@ def test_an_encoder_that_trains_nothing_gives_no_gradients_to_send() -> None:
         return follow(hooks.AppliedPlan(plan, ((), ()), encoder=((),)), make_parser().parse_args(flags.split()))
 
     with pytest.raises(
-        TrainingError, match="colocated in phases.*with --freeze-ViT and --freeze-projector there are none"
+        TrainingError, match=r"colocated in phases.*with --freeze-ViT and --freeze-projector there are none"
     ):
         of("phases", "--freeze-ViT --freeze-projector")
     for run, flags in (("phases", "--freeze-projector"), ("prefetch", "--freeze-ViT --freeze-projector")):
