@@ -64,6 +64,7 @@ CORE = (
     "tests/docs/",
     "tests/examples/test_qwen2vl_training_runs.py",
     "tests/frameworks/test_torch_export.py",
+    "tests/frameworks/test_torch_shared.py",
 )
 
 

@@ -24,9 +24,9 @@ class DistributedBalancedBatchSampler:
     """Yields the numbers of each micro-batch's samples, in running order: `DataLoader(data, batch_sampler=...)`.
 
     The last samples of an epoch that fill no global batch are left out. `state_dict` tells where the next micro-batch
-    stands: the seed, the epoch, the global batch and the micro-batch in it, and under which sizes. It counts what the
-    sampler has yielded, which workers of a DataLoader fetch ahead of training; a loader that fetches ahead keeps the
-    state of its own.
+    stands: the seed, the epoch, the global batch and the micro-batch in it, the samples of the epoch before that batch,
+    and the sizes it was taken under. It counts what the sampler has yielded, which workers of a DataLoader fetch ahead
+    of training; a loader that fetches ahead keeps the state of its own.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DistributedBalancedBatchSampler:
         balancer.check_samples(samples)
         self._samples, self._balancer, self._rank, self._size = samples, balancer, rank, size
         self._seed, self._epoch, self._shuffle = seed, epoch, shuffle
-        self._step = self._micro_batch = self._passed = 0
+        self._passed = self._micro_batch = 0  # samples of whole steps; micro-batches of the step behind them
 
     @property
     def steps_per_epoch(self) -> int:
@@ -67,14 +67,14 @@ class DistributedBalancedBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
-        while self._passed + self._size <= len(self._samples):
+        while self._passed + self._size <= len(order):
             batch = order[self._passed : self._passed + self._size]
             dealt = self._balancer.assign([self._samples[i] for i in batch]).ranks[self._rank]
             while self._micro_batch < len(dealt):
                 self._micro_batch += 1
                 yield [batch[i] for i in dealt[self._micro_batch - 1]]
-            self._step, self._micro_batch, self._passed = self._step + 1, 0, self._passed + self._size
-        self._step = self._passed = 0
+            self._passed, self._micro_batch = self._passed + self._size, 0
+        self._passed = self._micro_batch = 0
 
     def _order(self) -> list[int]:
         """The samples of the epoch; RandomState's stream is the one that numpy keeps from release to release."""
@@ -87,40 +87,53 @@ class DistributedBalancedBatchSampler:
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch number `epoch`, where that is another: with another order."""
         if epoch != self._epoch:
-            self._epoch, self._step, self._micro_batch, self._passed = epoch, 0, 0, 0
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        own = self._balancer
-        return dict(zip(_SIZES, (self._size, own.dp, own.micro_batches), strict=True))
+            self._epoch, self._passed, self._micro_batch = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
         """Where the next micro-batch stands; `load_state_dict` goes on there."""
-        values = (self._seed, self._epoch, self._step, self._micro_batch)
-        return dict(zip(_STATE, values, strict=True)) | {"samples": self._passed} | self._sizes
+        passed, micro_batch = self._passed, self._micro_batch
+        if micro_batch == self._balancer.micro_batches:
+            passed, micro_batch = passed + self._size, 0
+        place = dict(zip(_STATE, (self._seed, self._epoch, passed // self._size, micro_batch), strict=True))
+        return place | {"passed_samples": passed} | self._sizes()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where `state` was taken: inside a step under the same sizes, at its beginning under others too, with
-        the next sample of the epoch. A state without sizes is taken to be of these.
+        """Go on where `state` was taken: inside a step under the same plan and sizes, at the beginning of a step under
+        any, at the same sample. A state without sizes, as they were written once, counts as one of these sizes.
 
-        Raises PlanError where it is no such state, or stands where this data set ends.
+        Raises PlanError where it is no such state, stands where this data set ends, or inside a step of other sizes.
         """
-        sizes = {name: state.get(name, size) for name, size in self._sizes.items()}
-        passed = state.get("samples", state.get("step", 0) * self._size)
-        for name, value in ({name: state.get(name) for name in _STATE} | sizes | {"samples": passed}).items():
+        sizes = self._sizes()
+        is_whole = any(name in state for name in ("passed_samples", *_SIZES))
+        for name in (*_STATE, "passed_samples", *_SIZES) if is_whole else _STATE:
+            value = state.get(name)
             if not isinstance(value, int) or value < 0:
                 raise PlanError(f"state of the sampler: {name} is {describe_value(value)}; a whole number is expected")
         step, micro_batch = state["step"], state["micro_batch"]
-        if micro_batch and sizes != self._sizes:
-            told, own = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (sizes, self._sizes))
+        taken = {name: state[name] for name in _SIZES} if is_whole else sizes
+        size = taken["global_batch_size"]
+        passed = state["passed_samples"] if is_whole else step * size
+        if micro_batch and taken != sizes:
             raise PlanError(
-                f"state of the sampler: it stands in micro-batch {micro_batch} of a step with {told}, and this is "
-                f"{own}; other sizes go on at the beginning of a step"
+                f"state of the sampler: taken inside a step of {_describe(taken)}, behind micro-batch {micro_batch}; "
+                f"this sampler has {_describe(sizes)}; other sizes go on at the beginning of a step alone"
             )
-        if not step <= passed <= len(self._samples) or micro_batch > self._balancer.micro_batches:
+        if (size == self._size and step > self.steps_per_epoch) or micro_batch > self._balancer.micro_batches:
             raise PlanError(
-                f"state of the sampler: step {step}, micro-batch {micro_batch}, after {passed} samples; an epoch of "
-                f"{len(self._samples)} has {self.steps_per_epoch} steps of {self._balancer.micro_batches} micro-batches"
+                f"state of the sampler: step {step}, micro-batch {micro_batch}; an epoch has {self.steps_per_epoch} "
+                f"steps of {self._balancer.micro_batches} micro-batches"
             )
-        self._seed, self._epoch, self._passed = state["seed"], state["epoch"], passed
-        self._step, self._micro_batch = step, micro_batch
+        if passed > len(self._samples) or not step * size <= passed < (step + 1) * size:
+            raise PlanError(
+                f"state of the sampler: {passed} samples passed by step {step} of {size} samples each; "
+                f"the data set has {len(self._samples)}"
+            )
+        self._seed, self._epoch, self._passed, self._micro_batch = state["seed"], state["epoch"], passed, micro_batch
+
+    def _sizes(self) -> dict[str, int]:
+        return dict(zip(_SIZES, (self._size, self._balancer.dp, self._balancer.micro_batches), strict=True))
+
+
+def _describe(sizes: Mapping[str, int]) -> str:
+    batch, replicas, micro_batches = (sizes[name] for name in _SIZES)
+    return f"{batch} samples over {replicas} replicas of {micro_batches} micro-batches"

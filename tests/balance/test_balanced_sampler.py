@@ -18,9 +18,11 @@ def samples() -> list[Sample]:
     return draw_samples(np.random.default_rng(2), 70)
 
 
-def make_sampler(samples: list[Sample], rank: int = 0, **given: int) -> DistributedBalancedBatchSampler:
+def make_sampler(
+    samples: list[Sample], rank: int = 0, dp: int = DP, micro_batches: int = MICRO_BATCHES, **given: int
+) -> DistributedBalancedBatchSampler:
     balancer = BatchBalancer(
-        plan_document([3, 0], [1, 4]), dp=DP, micro_batches=MICRO_BATCHES, token_cap=60000, cost=COST
+        plan_document([3, 0], [1, 4]), dp=dp, micro_batches=micro_batches, token_cap=60000, cost=COST
     )
     return DistributedBalancedBatchSampler(samples, balancer, rank=rank, **({"global_batch_size": BATCH} | given))
 
@@ -59,28 +61,54 @@ def test_a_state_goes_on_exactly(samples: list[Sample], taken: int) -> None:
     assert list(other) == whole
 
 
-def test_a_state_goes_on_under_other_sizes(samples: list[Sample]) -> None:
-    """At the beginning of a step every sample of the epoch comes once; inside of one it is refused."""
-    first = make_sampler(samples, 0), make_sampler(samples, 1)
-    walks = [iter(sampler) for sampler in first]
-    seen = [i for walk in walks for micro_batch in islice(walk, 2 * MICRO_BATCHES) for i in micro_batch]
-    begun = {**first[0].state_dict(), "step": 2, "micro_batch": 0, "samples": 2 * BATCH}
-    for size in (BATCH - 2, BATCH + 3):
-        others = [make_sampler(samples, rank, global_batch_size=size) for rank in (0, 1)]
-        for other in others:
-            other.load_state_dict(begun)
-        after = [i for other in others for micro_batch in other for i in micro_batch]
-        assert sorted({*seen, *after}) == sorted(seen + after)
-        assert len(seen) + len(after) == 2 * BATCH + (len(samples) - 2 * BATCH) // size * size
-    next(walks[0])
-    inside = first[0].state_dict()
-    assert inside["micro_batch"] == 1
-    with pytest.raises(PlanError, match=f"of a step with global_batch_size {BATCH}, .* other sizes go on at the"):
-        make_sampler(samples, global_batch_size=BATCH + 3).load_state_dict(inside)
-    old = {name: inside[name] for name in ("seed", "epoch", "step", "micro_batch")}
-    again = make_sampler(samples)
-    again.load_state_dict(old)
-    assert again.state_dict() == inside
+OTHER_SIZES = (
+    {"dp": 3, "global_batch_size": 12},
+    {"dp": 1},
+    {"micro_batches": 2},
+    {"global_batch_size": 20},
+    {"global_batch_size": 7, "dp": 1},
+)
+
+
+def take(samplers: list[DistributedBalancedBatchSampler], number: int) -> list[int]:
+    """The samples of so many micro-batches of each replica."""
+    return [i for sampler in samplers for micro_batch in islice(sampler, number) for i in micro_batch]
+
+
+@pytest.mark.parametrize("sizes", OTHER_SIZES)
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_other_sizes_go_on_at_the_same_sample(samples: list[Sample], sizes: dict[str, int], steps: int) -> None:
+    """And back, so that a step of the one size begins where none of the other would."""
+    samplers = [make_sampler(samples, rank, seed=3, epoch=2) for rank in range(DP)]
+    order, trained = samplers[0]._order(), take(samplers, steps * MICRO_BATCHES)
+    assert sorted(trained) == sorted(order[: steps * BATCH])
+    (state, other_state) = (sampler.state_dict() for sampler in samplers)
+    assert state == other_state
+    others = [make_sampler(samples, rank, **sizes) for rank in range(sizes.get("dp", DP))]
+    for other in others:
+        other.load_state_dict(state)
+    trained += take(others, sizes.get("micro_batches", MICRO_BATCHES))
+    assert sorted(trained) == sorted(order[: len(trained)])
+    state = others[0].state_dict()
+    for sampler in samplers:
+        sampler.load_state_dict(state)
+    trained += [i for sampler in samplers for micro_batch in sampler for i in micro_batch]
+    assert sorted(trained) == sorted(order[: len(trained)])
+    assert len(samples) - len(trained) < BATCH
+
+
+@pytest.mark.parametrize("sizes", OTHER_SIZES)
+def test_other_sizes_inside_a_step_are_refused(samples: list[Sample], sizes: dict[str, int]) -> None:
+    sampler = make_sampler(samples)
+    take([sampler], MICRO_BATCHES + 1)
+    with pytest.raises(PlanError, match="inside a step of 16 samples over 2 replicas of 3 micro-batches, behind micro"):
+        make_sampler(samples, **sizes).load_state_dict(sampler.state_dict())
+
+
+def test_a_state_without_sizes_is_read(samples: list[Sample]) -> None:
+    sampler = make_sampler(samples, 1)
+    sampler.load_state_dict({"seed": 3, "epoch": 2, "step": 2, "micro_batch": 1})
+    assert list(sampler) == list(make_sampler(samples, 1, seed=3, epoch=2))[2 * MICRO_BATCHES + 1 :]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +131,10 @@ def test_what_is_wrong_is_said(samples: list[Sample], given: dict, message: str)
     [
         ({"step": -1}, "step is -1"),
         ({"step": 9}, "has 4 steps"),
-        ({"samples": 71}, "has 4 steps"),
         ({"seed": None}, "seed is nothing"),
+        ({"replicas": None}, "replicas is nothing"),
+        ({"step": 2}, "0 samples passed by step 2 of 16 samples"),
+        ({"step": 7, "passed_samples": 71, "global_batch_size": 10}, "71 samples passed .* the data set has 70"),
     ],
 )
 def test_a_wrong_state_is_refused(samples: list[Sample], change: dict, message: str) -> None:

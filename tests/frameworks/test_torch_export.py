@@ -209,46 +209,6 @@ def test_other_plans_train_with_that_loss_too(name: str, trained_at_night: Path)
     check_losses(trained_at_night, name)
 
 
-def _decoder(counts: tuple[int, ...], **sizes: Any) -> Plan:
-    strategy = Strategy(**{"pp": len(counts), "tp": 1, "dp": 2, "mbs": 1, "zero": 0} | sizes)
-    return Plan(strategy, {"text": counts}, {"text": (0,) * len(counts)}, 8)
-
-
-TIED = {
-    "stages": _decoder((2, 4)),
-    "stages-divided": _decoder((2, 4), zero=1),
-    "stages-sharded": _decoder((2, 4), zero=3),
-    "one-sharded": _decoder((6,), dp=4, zero=3),
-    "chunks": _decoder((1, 3, 1, 1), pp=2, vpp=2, schedule="interleaved_1f1b"),
-    "parted": _decoder((1, 3, 1, 1), pp=2, vpp=2, schedule="interleaved_1f1b"),  # both ends on one rank
-}
-
-
-@pytest.mark.slow
-def test_an_embedding_that_is_the_head_too_trains_as_one(tmp_path: Path, forked_ranks: ForkedRanks) -> None:
-    """On whatever stages both lie."""
-    pytest.importorskip("torch")
-    (tmp_path / "whole").mkdir()
-    for name, plan in TIED.items():
-        export_plan(plan, None, "torch", out=tmp_path / name)
-    (tmp_path / "parted" / "schedule.csv").write_text(PARTED)
-    for number, names in ((1, ["whole"]), (4, [*TIED])):
-        forked_ranks.run(
-            TRAIN.with_name("train_tied.py"), [str(tmp_path / name) for name in names], number, tmp_path, []
-        )
-    expected = losses(tmp_path / "whole")
-    assert len(set(expected)) == len(expected)
-    ((gradients, _),) = ((json.loads(path.read_text()), path) for path in (tmp_path / "whole").glob("tied.*.json"))
-    for name, plan in TIED.items():
-        assert losses(tmp_path / name) == pytest.approx(expected, rel=2e-4), name
-        copies = [json.loads(path.read_text()) for path in (tmp_path / name).glob("tied.*.json")]
-        assert len(copies) == (2 if name == "parted" else 4), name  # a V has both ends on its first rank
-        assert all(len(each) == len(gradients) for each in copies), (name, plan)
-        for each in copies:
-            for found, wanted in zip(each, gradients, strict=True):
-                assert found == pytest.approx(wanted, rel=1e-4, abs=1e-7), name
-
-
 def test_a_drawn_decoder_plan_is_written(tmp_path: Path) -> None:
     """Of decoders alone; where TP divides, drawn plans divide sequences too, which is refused."""
     rng, written = random.Random(3), 0

@@ -76,6 +76,11 @@ def export_new(plan: Plan, target: Target) -> Exported:
     notes = [f"start your script with torchrun on {plan.strategy.world_size} devices; {CODE.name} says how it is used"]
     if plan.strategy.tp > 1:
         notes.append(f"TP {plan.strategy.tp}: give divide, which divides a part; divide_usual_names knows usual names")
+    if plan.strategy.pp > 1 and target.job and target.job.model.text.tied:
+        notes.append(
+            "the head shares the embedding's table, and stages that hold it sum its gradients; where functions make "
+            'parts, both name it alike, weight.shared_as = "table"'
+        )
     return Exported(texts, plan, told, _CHECKED, unchecked, tuple(notes))
 
 

@@ -13,8 +13,8 @@ with the process group initialised:
     optimizer.step()
 
 A part is called with what the part before it gave, the first one with what `step` was given, and with those keywords of
-`step` that its forward names. It gives a tensor or a tuple of tensors. Where parts share a parameter (a tied embedding)
-and are modules, its gradient is summed over the ranks that hold it.
+`step` that its forward names. It gives a tensor or a tuple of tensors. A parameter that several parts
+share stays one: its gradients are summed over stages. Functions that make parts name it, `weight.shared_as = "table"`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +132,6 @@ def stages_on(rank: int) -> list[int]:
     return sorted({int(stage) for stage in re.findall(r"([0-9]+)F[0-9]+", ROWS[rank])})
 
 
-Place = tuple[int, int, str]
-"""Where a parameter is held: virtual stage, number of the part on it, name in the part."""
-
-
-def list_tied(parts: Mapping[str, Parts]) -> list[list[Place]]:
-    """The places of each parameter that several parts hold. What functions make is not known, and never shared."""
-    places: dict[int, list[Place]] = {}
-    for virtual_stage in range(PP * VPP):
-        for number, (_, part, _) in enumerate(list_held(parts, virtual_stage)):
-            for name, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
-                places.setdefault(id(parameter), []).append((virtual_stage, number, name))
-    return [each for each in places.values() if len(each) > 1]
-
-
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Ranks of the plan; `replicate` x `shard` are those of data parallelism."""
     shard = (SIZES.get("SHARD") or DP) if ZERO == 3 else 1
@@ -170,54 +159,31 @@ class PlannedTraining:
             raise ValueError(f"the plan has TP {TP}: give divide, such as divide_usual_names")
         self.mesh = make_mesh(device)
         self._rank = self.mesh.get_local_rank("pp")
-        self._loss_fn = loss_fn or (lambda output, _: output)
+        loss_of = loss_fn or (lambda output, _: output)
+        self._loss_fn: Callable[[Any, Any], Tensor] = lambda output, target: loss_of(output, target) / MICRO_BATCHES
         self._numbers = stages_on(self._rank)
-        tied = list_tied(parts)
-        self._shared = {place[:2] for places in tied for place in places}
-        self.stages = [self._build(parts, virtual_stage, device, divide) for virtual_stage in self._numbers]
+        self._shared = SharedParameters(parts, self.mesh)
+        held = [
+            [(name, self._shared.add(part, number).to(device), again) for name, part, again in list_held(parts, number)]
+            for number in self._numbers
+        ]
+        if divide is not None and TP > 1:
+            for modality, module, _ in chain(*held):
+                divide(module, modality, self.mesh["tp"])
+        self._shared.connect()
+        self.stages = [self._build([(module, again) for _, module, again in of_stage]) for of_stage in held]
         self.holds_loss = self._numbers[-1] == PP * VPP - 1
         self._schedule = self._make_schedule(device) if PP > 1 else None
-        self._copies = [copy for places in tied for copy in self._join(places)]
 
-    def _join(self, places: Sequence[Place]) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """This rank's copy of a parameter that several ranks of the pipeline hold, and their group."""
-        rank_of = {stage: rank for rank in range(PP) for stage in stages_on(rank)}
-        holders = sorted({rank_of[stage] for stage, *_ in places})
-        on_rank = [place for place in places if rank_of[place[0]] == self._rank]
-        if ZERO == 3 and len({stage for stage, *_ in on_rank}) > 1:
-            raise ValueError(
-                f"virtual stages {' and '.join(str(stage) for stage, *_ in on_rank)} lie on one rank and share "
-                f"{on_rank[0][2]}, which ZeRO 3 shards on each by itself; plan with search.zero [0, 1]"
-            )
-        if len(holders) == 1:
-            return
-        names = self.mesh.mesh_dim_names or ()
-        columns = self.mesh.mesh.movedim(names.index("pp"), 0).reshape(PP, -1)[holders].T.tolist()
-        groups = {tuple(ranks): dist.new_group(ranks) for ranks in columns}  # which every process makes
-        mine = next((group for ranks, group in groups.items() if dist.get_rank() in ranks), None)
-        if mine is not None:
-            stage, number, name = on_rank[0]
-            copy = self.stages[self._numbers.index(stage)].parts[number].get_parameter(name)  # type: ignore[union-attr, index]
-            if copy.requires_grad:
-                yield copy, mine
-
-    def _build(
-        self, parts: Mapping[str, Parts], virtual_stage: int, device: torch.device, divide: Divide | None
-    ) -> nn.Module:
-        held: list[tuple[nn.Module, bool]] = []
-        alone = []
-        for number, (modality, part, again) in enumerate(list_held(parts, virtual_stage)):
-            module = (part if isinstance(part, nn.Module) else part()).to(device)
-            if divide is not None and TP > 1:
-                divide(module, modality, self.mesh["tp"])
-            held.append((module, again))
-            # parts of a stage that share a parameter are sharded together, with the stage
-            alone += [module] if (virtual_stage, number) not in self._shared else []
+    def _build(self, held: Sequence[tuple[nn.Module, bool]]) -> nn.Module:
         stage = Stage(held)
         if ZERO == 3:
             mesh = self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"]
             # I finds no weights that were given back after the forward, and W then gives no gradients
             reshard = SIZES.get("RESHARD", True) and not PARTED
+            # FSDP2 has each parameter in one group: those of several parts lie in that of the whole stage
+            holders = Counter(each for part in stage.parts for each in part.parameters())
+            alone = [part for part in stage.parts if all(holders[each] == 1 for each in part.parameters())]
             for module in [*alone, stage]:
                 if any(True for _ in module.parameters()):
                     fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
@@ -231,8 +197,9 @@ class PlannedTraining:
             PipelineStage(stage, number, PP * VPP, device, group=group)
             for number, stage in zip(self._numbers, self.stages, strict=True)
         ]
-        # scaled by torch, gradients of what two stages of a rank share would be scaled twice
-        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._share, scale_grads=False)  # type: ignore[no-untyped-call]
+        # torch would scale gradients stage by stage: twice what chunks of a rank share, and what earlier steps added up
+        options: dict[str, Any] = {"loss_fn": self._loss_fn, "scale_grads": False}
+        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, **options)  # type: ignore[no-untyped-call]
         schedule._load_csv(str(SCHEDULE), format="compute_only")
         self._no_outputs: dict[str, Any] = {"return_outputs": False}
         if "return_outputs" not in inspect.signature(schedule.step).parameters:  # torch 2.7 puts them together
@@ -243,11 +210,6 @@ class PlannedTraining:
             self._no_outputs = {}
             schedule._merge_outputs = lambda *_: None  # type: ignore[method-assign]
         return schedule
-
-    def _share(self, output: Any, target: Any) -> Tensor:
-        """A micro-batch's share of the mean loss."""
-        loss: Tensor = self._loss_fn(output, target) / MICRO_BATCHES
-        return loss
 
     def _check_parted(self, group: dist.ProcessGroup) -> None:
         """Raises ValueError where torch would compute no gradients of weights: W of the first stage that trains behind
@@ -272,15 +234,16 @@ class PlannedTraining:
         inputs, target, keywords: the samples of this replica, GBS / DP of them along the first dimension.
         """
         losses: list[Tensor] = []
+        earlier = self._shared.set_aside()
         if self._schedule is None:
             self._accumulate(inputs, target, keywords, losses)
         else:
             inputs = inputs if self._rank == 0 else ()
             self._schedule.step(*inputs, target=target, losses=losses, **self._no_outputs, **keywords)
-        for copy, group in self._copies:
-            assert copy.grad is not None
-            dist.all_reduce(_local(copy.grad), group=group)
-        self._average()
+        if DP > 1 and ZERO != 3:  # FSDP2 averages its own
+            gradients = [each.grad for each in self.parameters() if each.grad is not None]
+            _all_reduce(gradients, self.mesh.get_group("replicate"), DP)
+        self._shared.add_up(earlier)
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
 
     def _accumulate(
@@ -296,32 +259,12 @@ class PlannedTraining:
                 stage.set_requires_gradient_sync(index == MICRO_BATCHES - 1)  # type: ignore[operator]
             of_batch = keywords | {key: each[index] for key, each in named.items()}
             output = stage(*(each[index] for each in chunks), **of_batch)
-            loss = self._share(output, targets[index])
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss)
-
-    def _average(self) -> None:
-        """Gradients of replicas that hold whole weights, averaged in buckets; FSDP2 averages its own."""
-        if DP == 1 or ZERO == 3:
-            return
-        group, bucket, size = self.mesh.get_group("replicate"), list[Tensor](), 0
-        gradients = [_local(each.grad) for each in self.parameters() if each.grad is not None]
-        for index, gradient in enumerate(gradients):
-            bucket.append(gradient)
-            size += gradient.numel()
-            following = gradients[index + 1] if index + 1 < len(gradients) else None
-            if following is None or size > _BUCKET or following.dtype != gradient.dtype:
-                flat = torch.cat([each.flatten() for each in bucket])
-                dist.all_reduce(flat, group=group)
-                flat /= DP
-                for each, part in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
-                    each.copy_(part.view_as(each))
-                bucket, size = [], 0
+            losses.append(self._loss_fn(output, targets[index]))
+            losses[-1].backward()  # type: ignore[no-untyped-call]
 
     def parameters(self) -> list[nn.Parameter]:
         """What this rank trains, each once."""
-        found = (each for stage in self.stages for each in stage.parameters() if each.requires_grad)
-        return [*dict.fromkeys(found)]
+        return list(dict.fromkeys(each for stage in self.stages for each in stage.parameters() if each.requires_grad))
 
     def make_optimizer(self, kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
         """An optimizer of this rank's parameters; with ZeRO 1 its states are divided among the replicas."""
@@ -332,9 +275,112 @@ class PlannedTraining:
         return kind(self.parameters(), **options)
 
 
-def _local(gradient: Tensor) -> Tensor:
-    """This rank's part of a gradient that tensor parallelism divides; else the gradient."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+class SharedParameters:
+    """Parameters that several parts share, such as a head's table. Stages that hold one have copies, which stay alike:
+    all get the sum of their gradients."""
+
+    def __init__(self, parts: Mapping[str, Parts], mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._places: dict[str, list[tuple[int, nn.Module, str]]] = {}
+        self._groups: dict[dist.ProcessGroup, list[tuple[nn.Module, str]]] = {}
+        holders: dict[nn.Parameter, list[str]] = {}
+        for modality, role in product(PLAN["chain"], ("before", "layers", "after")):
+            for index, part in enumerate(getattr(parts[modality], role)):
+                for name, each in part.named_parameters() if isinstance(part, nn.Module) else ():
+                    holders.setdefault(each, []).append(f"{modality}.{role}[{index}].{name}")
+        self._names = {each: " = ".join(names) for each, names in holders.items() if len(names) > 1}
+
+    def add(self, given: Part, virtual_stage: int) -> nn.Module:
+        """The part, before it is divided and sharded."""
+        part = given if isinstance(given, nn.Module) else given()
+        for path, each in [*part.named_parameters(remove_duplicate=False)]:
+            name = self._names.get(each) or getattr(each, "shared_as", None)
+            if name is not None:
+                owner, last = part.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+                places = self._places.setdefault(name, [])
+                if places:  # functions may each have made one
+                    setattr(owner, last, getattr(*places[0][1:]))
+                places.append((virtual_stage, owner, last))
+        return part
+
+    def connect(self) -> None:
+        """Finds who holds each, divided and not yet sharded. Raises ValueError where copies could not stay alike."""
+        mine: dict[str, tuple[list[int], list[str]]] = {}
+        for name, places in self._places.items():
+            copies = dict.fromkeys(getattr(owner, last) for _, owner, last in places)
+            layouts = [f"{[*each.shape]} {each.dtype} {getattr(each, 'placements', 'whole')}" for each in copies]
+            trains = ["" if each.requires_grad else " frozen" for each in copies]
+            mine[name] = sorted({stage for stage, *_ in places}), [*map("".join, zip(layouts, trains, strict=True))]
+        told = [mine] * PP
+        dist.all_gather_object(told, mine, group=self._mesh.get_group("pp"))
+        rows = self._mesh.mesh.movedim((self._mesh.mesh_dim_names or ()).index("pp"), -1).reshape(-1, PP).tolist()
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for name in sorted({name for each in told for name in each}):
+            of_ranks = {rank: each[name] for rank, each in enumerate(told) if name in each}
+            chunks = next((stages for stages, _ in of_ranks.values() if len(stages) > 1), None)
+            layouts = [layout for _, of_rank in of_ranks.values() for layout in of_rank]
+            if ZERO == 3 and chunks:
+                raise ValueError(
+                    f"{name} is one parameter of virtual stages {chunks} of a rank, and FSDP2 shards each stage by "
+                    "itself: plan with ZeRO 0 or 1, or with another schedule"
+                )
+            if len(layouts) > len(of_ranks) or len(set(layouts)) > 1:
+                raise ValueError(
+                    f"{name} is one parameter, and was divided into copies that differ, {', '.join(layouts)}: leave it "
+                    "whole, or divide it alike on all stages and in one part of each"
+                )
+            ranks = tuple(of_ranks)
+            if len(ranks) > 1 and ranks not in groups:  # all ranks make all groups, in one order
+                of_rows = [[row[rank] for rank in ranks] for row in rows]
+                groups[ranks], _ = dist.new_subgroups_by_enumeration(of_rows)  # type: ignore[no-untyped-call]
+            if len(ranks) > 1 and name in mine:
+                place, group = self._places[name][0][1:], groups[ranks]
+                copy = getattr(*place)
+                dist.broadcast(_local(copy.detach()), dist.get_global_rank(group, 0), group)
+                if copy.requires_grad:
+                    self._groups.setdefault(group, []).append(place)
+        self._names, self._places = {}, {}
+
+    @cached_property
+    def _copies(self) -> dict[dist.ProcessGroup, list[nn.Parameter]]:
+        return {group: [getattr(*place) for place in places] for group, places in self._groups.items()}
+
+    def set_aside(self) -> dict[nn.Parameter, Tensor | None]:
+        """Gradients of earlier steps, which are sums already."""
+        earlier = {each: each.grad for copies in self._copies.values() for each in copies}
+        for each in earlier:
+            each.grad = None
+        return earlier
+
+    def add_up(self, earlier: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """Gradients become the sums over the stages that hold a parameter, and over `earlier` ones."""
+        for group, copies in self._copies.items():
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in copies]
+            _all_reduce(gradients, group)
+            for each, gradient in zip(copies, gradients, strict=True):
+                each.grad = gradient if (before := earlier[each]) is None else before.add_(gradient)
+
+
+def _all_reduce(gradients: Sequence[Tensor], group: dist.ProcessGroup, divisor: int = 1) -> None:
+    """Sums of the ranks of a group over `divisor`, in buckets."""
+    bucket, size = list[Tensor](), 0
+    gradients = [_local(each) for each in gradients]
+    for index, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        size += gradient.numel()
+        following = gradients[index + 1] if index + 1 < len(gradients) else None
+        if following is None or size > _BUCKET or following.dtype != gradient.dtype:
+            flat = torch.cat([each.flatten() for each in bucket])
+            dist.all_reduce(flat, group=group)
+            flat /= divisor
+            for each, part in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+                each.copy_(part.view_as(each))
+            bucket, size = [], 0
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is divided; else the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def divide_usual_names(part: nn.Module, modality: str, mesh: DeviceMesh) -> None:
