@@ -331,12 +331,12 @@ class SharedParameters:
                 )
             ranks = tuple(of_ranks)
             if len(ranks) > 1 and ranks not in groups:  # all ranks make all groups, in one order
-                of_rows = [[row[rank] for rank in ranks] for row in rows]
-                groups[ranks], _ = dist.new_subgroups_by_enumeration(of_rows)  # type: ignore[no-untyped-call]
+                made = [(row, dist.new_group([row[rank] for rank in ranks])) for row in rows]
+                groups[ranks] = next(group for row, group in made if dist.get_rank() in row)
             if len(ranks) > 1 and name in mine:
                 place, group = self._places[name][0][1:], groups[ranks]
-                copy = getattr(*place)
-                dist.broadcast(_local(copy.detach()), dist.get_global_rank(group, 0), group)
+                copy, is_first = getattr(*place), dist.get_rank() == dist.get_global_rank(group, 0)
+                dist.all_reduce(_local(copy.detach()).mul_(float(is_first)), group=group)  # all take the first one's
                 if copy.requires_grad:
                     self._groups.setdefault(group, []).append(place)
         self._names, self._places = {}, {}
