@@ -41,8 +41,12 @@ class Sample:
         """Of the decoder's sequence: an image of p patches becomes p / merge² tokens, rounded up, and so does audio."""
         if self.tokens is not None:
             return self.tokens
-        images = sum(-(-image // merge**2) for image in self.patches)
-        return self.text_tokens + images + sum(math.ceil(seconds * audio_tokens_per_s) for seconds in self.audio_s)
+        return self.text_tokens + self.media_tokens(merge**2, audio_tokens_per_s)
+
+    def media_tokens(self, merge_tokens: int, audio_tokens_per_s: float) -> int:
+        """What its images and audio become: of an image, as many tokens as `merge_tokens` patches each make."""
+        images = sum(-(-image // merge_tokens) for image in self.patches)
+        return images + sum(math.ceil(seconds * audio_tokens_per_s) for seconds in self.audio_s)
 
 
 @dataclass(frozen=True)

@@ -122,20 +122,28 @@ def _read_latent(part: Section) -> LatentAttention:
 def _read_delta(part: Section) -> DeltaAttention:
     """layer_types says which layers attend in full; a file without it has every full_attention_interval-th one so."""
     num_layers = part.layers("num_hidden_layers")
-    listed, known = part.content.get("layer_types"), ("linear_attention", "full_attention")
-    if listed is None:
+    full_layers = _full_as_listed(part, "linear_attention", num_layers)
+    if full_layers is None:
         interval = part.count("full_attention_interval")
-        listed = [known[(index + 1) % interval == 0] for index in range(num_layers)]
-    if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
-        raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
+        full_layers = tuple(range(interval - 1, num_layers, interval))
     return DeltaAttention(
         num_key_heads=part.count("linear_num_key_heads"),
         num_value_heads=part.count("linear_num_value_heads"),
         key_head_dim=part.count("linear_key_head_dim"),
         value_head_dim=part.count("linear_value_head_dim"),
         conv_width=part.count("linear_conv_kernel_dim"),
-        full_layers=tuple(index for index, name in enumerate(listed) if name == "full_attention"),
+        full_layers=full_layers,
     )
+
+
+def _full_as_listed(part: Section, other: str, num_layers: int) -> tuple[int, ...] | None:
+    """The layers that attend in full by layer_types, where those beside them are called `other`; None without one."""
+    listed, known = part.content.get("layer_types"), (other, "full_attention")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
+        raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
+    return tuple(index for index, name in enumerate(listed) if name == "full_attention")
 
 
 def _read_window(part: Section) -> Window | None:
@@ -159,11 +167,9 @@ def _list_full(part: Section, num_layers: int) -> tuple[int, ...]:
     max_window_layers, and of Qwen2-MoE every second of these and all behind; none of other classes."""
     if part.defaults["model_type"] not in _WINDOWS_BY_LAYER:
         return ()
-    listed, known = part.content.get("layer_types"), ("sliding_attention", "full_attention")
+    listed = _full_as_listed(part, "sliding_attention", num_layers)
     if listed is not None:
-        if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
-            raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
-        return tuple(index for index, name in enumerate(listed) if name == "full_attention")
+        return listed
     first = min(part.number("max_window_layers", 0), num_layers)
     if part.defaults["model_type"] == "qwen2_moe":
         return tuple(index for index in range(num_layers) if index % 2 or index >= first)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mm_autoparallel.records import Noun
 from mm_autoparallel.samples.draw import Draw, constant, draw_table, lognormal, mixture
 from mm_autoparallel.samples.packing import pack_table
 from mm_autoparallel.samples.record import SampleRules, read_record
-from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE, Sample
+from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.table import SampleTable, keep_samples
 from mm_autoparallel.validation import parse_record
@@ -122,17 +121,18 @@ def encoder_of(model: Model, media: str) -> Encoder | None:
 def rules_of(model: Model, rules: SampleRules) -> SampleRules:
     """`rules` with the tokens of the model's media, and the patches of its encoder of images: in_features are 3
     colours, one frame or two, and a square of pixels."""
-    rules = replace(rules, count_media=partial(_count_media, model))
+    merge_tokens, audio_tokens_per_s = model.merge_tokens, model.audio_tokens_per_s
+    rules = replace(rules, count_media=lambda sample: sample.media_tokens(merge_tokens, audio_tokens_per_s))
     encoder = encoder_of(model, "images")
     if encoder is None or not isinstance(encoder.stem, Patches):
         return rules
-    if fixed_count := _fixed_count(encoder.stem, encoder.projector.merge_tokens):
-        return replace(rules, fixed_count=fixed_count)
     sides = {frames: math.isqrt(encoder.stem.in_features // (3 * frames)) for frames in (1, 2)}
     exact = [(side, frames) for frames, side in sides.items() if 3 * frames * side**2 == encoder.stem.in_features]
     merge = max(1, math.isqrt(encoder.projector.merge_tokens))
     side, frames = exact[0] if exact else (None, rules.frames_per_patch)
-    return replace(rules, patch_size=side, frames_per_patch=frames, merge_side=merge)
+    fixed_count = _fixed_count(encoder.stem, encoder.projector.merge_tokens) or None
+    patch_size = None if fixed_count else side
+    return replace(rules, patch_size=patch_size, fixed_count=fixed_count, frames_per_patch=frames, merge_side=merge)
 
 
 def _fixed_count(stem: Patches, merge_tokens: int) -> int:
@@ -141,12 +141,6 @@ def _fixed_count(stem: Patches, merge_tokens: int) -> int:
     given one size, whole or as tiles (CLIP, SigLIP, InternViT)."""
     is_any = not stem.num_positions or (merge_tokens == PATCHES_A_TOKEN_SIDE**2 and not stem.class_token)
     return 0 if is_any else stem.num_positions - int(stem.class_token)
-
-
-def _count_media(model: Model, sample: Sample) -> int:
-    """Tokens of the decoder that a sample's images and audio become."""
-    images = sum(-(-patches // model.merge_tokens) for patches in sample.patches)
-    return images + sum(math.ceil(seconds * model.audio_tokens_per_s) for seconds in sample.audio_s)
 
 
 def check_media(table: SampleTable, model: Model, where: str) -> None:
