@@ -109,6 +109,12 @@ def find_anatomy(model: nn.Module, dtype: torch.dtype) -> Anatomy:
                 f"its forward cannot be run on tokens ({'; '.join(reasons) or found}), so it is not known what calls "
                 "its layers"
             )
+        elif not reasons and _lacks_encoder(config, probes, lists):
+            raise ProfileError(
+                "it is an encoder and a decoder, and no way was found to run more than the decoder "
+                f"({routes[-1].refused or found}), so what its encoder computes and keeps is not known; trace your own "
+                "code with `mm-autoparallel trace --model`"
+            )
     remarks = [f"its {reason.partition(':')[0]} cannot be run: {reason.partition(': ')[2]}" for reason in reasons]
     if routes[0].beside is None:
         return _assemble(model, lists, routes, probes, remarks)
@@ -140,9 +146,11 @@ def _skips_layers(probe: CutForward, lists: Mapping[str, nn.ModuleList]) -> bool
 
 
 def _lacks_encoder(config: Any, probes: Sequence[CutForward], lists: Mapping[str, nn.ModuleList]) -> bool:
-    """Whether of a model of an encoder and a decoder the decoder alone ran."""
+    """Whether of a model of an encoder and a decoder the decoder alone ran: a list of many parameters was missed."""
+    sizes = {path: sum(each.numel() for each in members.parameters()) for path, members in lists.items()}
     reached = {call.path for probe in probes for call in probe.calls}
-    return len(probes) == 1 and bool(getattr(config, "is_encoder_decoder", False)) and reached < lists.keys()
+    missed = any(size >= SMALL_PART * sum(sizes.values()) for path, size in sizes.items() if path not in reached)
+    return len(probes) == 1 and bool(getattr(config, "is_encoder_decoder", False)) and missed
 
 
 # -------------------------------------------------------------------------------------------------------- the parts

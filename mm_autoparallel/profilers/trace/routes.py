@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Literal
 
@@ -35,13 +35,15 @@ Step = Callable[[int, int, int], Callable[[], Any]]
 @dataclass(frozen=True)
 class Route:
     """A way to run a part of the model. fixed_tokens: of each image or sound, where that does not follow what is asked
-    for. beside: what runs with the text, where everything runs at once.
+    for. beside: what runs with the text, where everything runs at once. refused: why the likeliest way did not run,
+    where this one is another.
     """
 
     media: Media
     step: Step
     fixed_tokens: int = 0
     beside: Media | None = None
+    refused: str = ""
 
 
 def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[tuple[Media, Iterator[Step]]]:
@@ -238,7 +240,7 @@ def first_that_runs(
     if found is None and any(words in reason for reason in reasons for words in _MIXED):
         found = _first_of(model, lists, media, map(_autocast, tried), [], [])
     if found is not None:
-        return found
+        return replace(found[0], refused=next(iter(reasons), "")), found[1]
     told = [
         reason
         for reason in reasons

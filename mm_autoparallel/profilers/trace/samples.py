@@ -74,7 +74,7 @@ def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: 
     if "use_cache" in asked or "kwargs" in asked:
         batch["use_cache"] = False
     if "bbox" in asked:
-        batch["bbox"] = torch.zeros((num_samples, seq_length, 4), dtype=torch.int64)
+        batch["bbox"] = torch.zeros((num_samples, seq_length, 4))  # fractions of a page
     return batch
 
 

@@ -11,9 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from mm_autoparallel.errors import ProfileError  # noqa: E402
 from mm_autoparallel.model.job.workload import Workload  # noqa: E402
 from mm_autoparallel.model.profiles.traced import TracedEntry, read_trace  # noqa: E402
-from mm_autoparallel.profilers.trace import routes  # noqa: E402
+from mm_autoparallel.profilers.trace import routes, samples  # noqa: E402
 from mm_autoparallel.profilers.trace.cut_run import copy_state  # noqa: E402
 from mm_autoparallel.profilers.trace.fakes import FAKES, on_fakes  # noqa: E402
 from mm_autoparallel.profilers.trace.routes import count_tokens  # noqa: E402
@@ -122,17 +123,81 @@ def test_parameters_that_layers_share_count_with_the_first_of_them() -> None:
     assert found.model.remarks == ("layers of its text share parameters, which are counted with the first of them",)
 
 
+UDOP = {
+    "model_type": "udop",
+    "vocab_size": 160,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+}
+
+
 def test_what_no_forward_reaches_is_told() -> None:
-    """A decoder that runs by itself, where its encoder asks for more than tokens."""
-    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
-    found = take_apart({"model_type": "udop", "vocab_size": 160, **sizes})
+    """A tower of films beside that of images."""
+    vision = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 7, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    text = {"model_type": "llama", "vocab_size": 160, "num_attention_heads": 4, **sizes, "hidden_size": 64}
+    found = take_apart({"model_type": "video_llava", "text_config": text, "vision_config": {**vision, **sizes}})
     (idle,) = (block for block in found.model.text.blocks if block.kind == "text_idle")
     whole = found.model.parameter_count
     (remark,) = found.model.remarks
     assert remark.startswith(
         f"{idle.parameter_count:,} of its {whole:,} parameters ({idle.parameter_count / whole:.1%})"
     )
-    assert "encoder.block" in remark
+    assert remark.endswith(": model.video_tower")
+
+
+def test_an_encoder_of_tokens_in_boxes_runs_before_its_decoder() -> None:
+    found = take_apart(UDOP)
+    assert [(part.name, part.layers.num_layers) for part in found.model.parts] == [("text_encoder", 3), ("text", 3)]
+    assert not [remark for remark in found.model.remarks if "encoder.block" in remark]
+
+
+def test_a_decoder_whose_encoder_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the model would count as frozen and without work."""
+    plain = samples.text_batch
+
+    def in_pixels(*args: Any) -> samples.Batch:
+        batch = plain(*args)
+        return batch | {"bbox": batch["bbox"].to(torch.int64)} if "bbox" in batch else batch
+
+    monkeypatch.setattr(samples, "text_batch", in_pixels)
+    with pytest.raises(
+        ProfileError, match=r"more than the decoder \(RuntimeError: mean\(\).*what its encoder computes"
+    ):
+        take_apart(UDOP)
+
+
+def test_the_head_of_a_model_runs_behind_a_text_that_runs_by_itself() -> None:
+    """The whole model asks for images, and the text inside of it gives vectors alone."""
+
+    class Text(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(16, 8)
+
+        def forward(self, input_ids: Any) -> Any:
+            return SimpleNamespace(last_hidden_state=self.table(input_ids))
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.language_model, self.lm_head = Text(), torch.nn.Linear(8, 16)
+
+        def get_output_embeddings(self) -> Any:
+            return self.lm_head
+
+        def forward(self, pixel_values: Any) -> Any: ...
+
+    model = Whole()
+    (step,) = routes._text_steps(model, SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=16)))
+    loss = step(2, 5, 1)()
+    assert loss.dim() == 0
+    loss.backward()
+    assert model.lm_head.weight.grad is not None
 
 
 def test_types_of_tokens_are_given_where_a_class_does_not_run_without() -> None:
