@@ -163,21 +163,27 @@ def input_table(model: Any) -> nn.Parameter | None:
 
 def weight_given_by(model: Any, method: str) -> nn.Parameter | None:
     """The weight of the module that a method of transformers' classes gives; None where the class has none."""
-    try:
-        weight = getattr(getattr(model, method)(), "weight", None)
-    except (NotImplementedError, AttributeError):  # how transformers says so
-        return None
+    weight = getattr(_module_given_by(model, method), "weight", None)
     return weight if isinstance(weight, nn.Parameter) else None
 
 
+def _module_given_by(model: Any, method: str) -> Any:
+    try:
+        return getattr(model, method)()
+    except (NotImplementedError, AttributeError):  # how transformers says that there is none
+        return None
+
+
 def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
-    """The model on tokens alone; else the model of text inside of one that will not run without images."""
+    """The model on tokens alone; else the text inside of one that does not run without images, and its head."""
     vocab_size = _vocab_size(model, config)
 
     def form(inner: nn.Module, way: int) -> Step:
+        head = _head_outside(model, inner)
+
         def step(num_samples: int, tokens: int, _: int) -> Callable[[], Any]:
             batch = samples.coded(samples.text_batch(inner, vocab_size, num_samples, tokens), inner)[way]
-            return lambda: _loss(inner(**batch), batch)
+            return lambda: _loss(inner(**batch), batch, head)
 
         return step
 
@@ -186,6 +192,14 @@ def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
         if named and "input_ids" in samples.signature_of(module.forward):
             for way in range(len(samples.coded(samples.text_batch(module, vocab_size, 1, 1), module))):
                 yield form(module, way)
+
+
+def _head_outside(model: nn.Module, inner: nn.Module) -> nn.Linear | None:
+    """The matrix by which `model` makes logits of what `inner` gives; None where `inner` has it itself."""
+    head = _module_given_by(model, "get_output_embeddings")
+    if isinstance(head, nn.Linear) and all(head is not module for module in inner.modules()):
+        return head
+    return None
 
 
 def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype, beside: Media) -> Iterator[Step]:
@@ -217,11 +231,14 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype, beside: Media
             yield form(way, labels)
 
 
-def _loss(output: Any, batch: samples.Batch) -> Any:
-    """The model's own loss, or that of its logits; else whatever it gives."""
+def _loss(output: Any, batch: samples.Batch, head: nn.Linear | None = None) -> Any:
+    """The model's own loss, or that of its logits, or of what `head` makes of its vectors; else whatever it gives."""
     loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
     if isinstance(loss, Tensor):
         return loss
+    hidden = getattr(output, "last_hidden_state", None)
+    if head is not None and logits is None and isinstance(hidden, Tensor) and hidden.shape[-1] == head.in_features:
+        logits = head(hidden)
     labels = batch.get("decoder_input_ids", batch.get("input_ids"))
     if isinstance(logits, Tensor) and logits.dim() == 3 and labels is not None and logits.shape[:2] == labels.shape:
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
