@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import dropwhile
@@ -39,24 +39,33 @@ _SOURCES = (
 )
 
 
+_OF_ANY_TEXT = ("internvl", "llava", "mistral3")
+"""Types that are read here, and that transformers builds around a text of any type, which `text_config` names."""
+
+
 def is_generic(document: Mapping[str, Any]) -> bool:
     """Whether `document` is a Hugging Face config of a type that no reader here knows, or of several parts of which one
     is so: a LLaVA's tower, or the text of a LLaVA, an InternVL or a Mistral 3."""
+    return "schema" not in document and _unread_type(document) is not None
+
+
+def _unread_type(document: Mapping[str, Any]) -> tuple[str, str, Collection[str]] | None:
+    """The first key that names a type which no reader here knows, that type, and the types that one knows."""
     model_type = document.get("model_type")
-    if not isinstance(model_type, str) or "schema" in document:
-        return False
-    if model_type in ("llava", "internvl", "mistral3"):
-        text = _type_of(document, "text_config", next(iter(TEXT_DEFAULTS)))
-        tower = _type_of(document, "vision_config", LLAVA_TOWERS[0]) if model_type == "llava" else LLAVA_TOWERS[0]
-        return text not in TEXT_DEFAULTS or tower not in LLAVA_TOWERS
-    return model_type not in FAMILIES
+    if not isinstance(model_type, str):
+        return None
+    named: list[tuple[str, object, Collection[str]]] = [("model_type", model_type, FAMILIES)]
+    if model_type == "llava":
+        named.append(("vision_config.model_type", _type_of(document, "vision_config"), LLAVA_TOWERS))
+    if model_type in _OF_ANY_TEXT:
+        named.append(("text_config.model_type", _type_of(document, "text_config"), TEXT_DEFAULTS))
+    return next(((key, own, known) for key, own, known in named if isinstance(own, str) and own not in known), None)
 
 
-def _type_of(document: Mapping[str, Any], part: str, usual: str) -> str:
-    """The type that a part of a config says; `usual` where it says none, or nothing that is a type."""
+def _type_of(document: Mapping[str, Any], part: str) -> object:
+    """What a part says of its type; None where it says nothing, and has the usual one."""
     section = document.get(part)
-    found = section.get("model_type", usual) if isinstance(section, Mapping) else usual
-    return found if isinstance(found, str) else usual
+    return section.get("model_type") if isinstance(section, Mapping) else None
 
 
 def trace_config(
@@ -69,13 +78,13 @@ def trace_config(
     model_type = document.get("model_type")
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
-        hint = nearest(str(model_type), list(FAMILIES))
+        key, unread, known = _unread_type(document) or ("model_type", str(model_type), FAMILIES)
         raise JobError(
-            f"model_type is {model_type!r}, which no reader here knows{hint}; its class in "
+            f"{key} is {unread!r}, which no reader here knows{nearest(unread, list(known))}; its class in "
             f"transformers can be taken apart, and {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not installed here. Install `mm-autoparallel[torch]`, or run "
             "`mm-autoparallel trace JOB` where they are and "
-            f"name the model's file that it writes in the job; read without them are {', '.join(FAMILIES)}",
+            f"name the model's file that it writes in the job; read without them are {', '.join(known)}",
             where=f"model file {path}",
         )
     request = {

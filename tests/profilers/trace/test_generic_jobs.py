@@ -92,6 +92,19 @@ def test_where_transformers_is_missing_the_extra_is_named(tmp_path: Path, monkey
         read_job(write_job(tmp_path))
 
 
+def test_where_torch_is_missing_the_part_is_named_that_no_reader_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_generic, "find_spec", lambda _: None)
+    path = write_job(tmp_path)
+    document = {"model_type": "llava", "text_config": {"model_type": "gemma2"}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(
+        JobError, match=r"text_config.model_type is 'gemma2', which no reader .* them are llama, mistral"
+    ):
+        read_job(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
