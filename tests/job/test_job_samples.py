@@ -145,6 +145,19 @@ def test_pixels_tell_patches_where_an_encoder_takes_any_size(
         job_of("a.jsonl", tmp_path, model=model)
 
 
+def test_a_patch_that_somebody_says_counts_with_the_models_merging(tmp_path: Path) -> None:
+    """Of an encoder of one size too: 33 patches a side are merged one by one, and not rounded to pairs."""
+    vision = MODEL["encoders"][0]  # type: ignore[index]
+    own = {
+        "stem": vision["stem"] | {"num_positions": 577, "class_token": True},
+        "projector": {"layer_sizes": [1024, 2048]},
+    }
+    (tmp_path / "a.jsonl").write_text('{"image_sizes": [[462, 462]], "text_tokens": 24}\n')
+    model = MODEL | {"encoders": [vision | own]}
+    job = job_of({"file": "a.jsonl", "patch_size": 14}, tmp_path, model=model)
+    assert job.workload.image_tokens_per_sample == 33 * 33
+
+
 def test_a_sequence_holds_its_images(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": 1040, "patches": 4096}\n{"tokens": 10, "patches": 4096}\n')
     with pytest.raises(JobError, match=r"a.jsonl: line 2: its tokens are 10, .* alone become 1,024"):
