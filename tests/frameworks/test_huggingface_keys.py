@@ -18,6 +18,7 @@ from mm_autoparallel.model.blocks.parameters import count_chain_parameters
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.model_file import parse_foreign_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "huggingface"
 SMALL = {
@@ -186,6 +187,39 @@ def test_glm4v_moe_cuts_the_width_of_a_head_down() -> None:
 def test_null_heads_of_keys_are_one_each(model_type: str, sizes: dict[str, Any]) -> None:
     layers = read(model_type, sizes | {"num_key_value_heads": None}).text.layers
     assert layers.num_kv_groups == layers.num_heads
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (
+            {"model_type": "kimi_vl", "text_config": {}, "vision_config": {"merge_kernel_size": [0, 2]}},
+            "vision_config.merge_kernel_size is a list of 2; two whole numbers, at least 1, are expected",
+        ),
+        (
+            {"model_type": "kimi_vl", "text_config": {}, "vision_config": {"merge_kernel_size": []}},
+            "vision_config.merge_kernel_size is a list of 0; two whole numbers, at least 1, are expected",
+        ),
+        (
+            {"model_type": "vit", "num_channels": 10**15},
+            "sizes of Patches: in_features is 256000000000000000; it must be at most 1,000,000,000,000,000 (the file's "
+            "largest number is num_channels 1,000,000,000,000,000)",
+        ),
+        (
+            {"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8192, "mlp_ratio": 10**15}},
+            "sizes of Layers: ffn_size is 1280000000000000000; it must be at most 1,000,000,000,000,000 (the file's "
+            "largest number is vision_config.mlp_ratio 1,000,000,000,000,000)",
+        ),
+        (
+            {"model_type": "deepseek_v3", "n_shared_experts": 10**15},
+            "sizes of Experts: shared_ffn_size is 2048000000000000000; it must be at most",
+        ),
+    ],
+)
+def test_what_sizes_make_that_cannot_be_is_named(document: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse_foreign_model(document, Path("config.json"))
+    assert str(caught.value).startswith(f"model file config.json: {words}")
 
 
 def test_a_decoder_that_attends_to_an_encoder_is_refused() -> None:

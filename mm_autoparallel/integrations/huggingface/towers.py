@@ -299,6 +299,14 @@ def read_deepseek_vl2(file: Section) -> Model:
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 
 
+def _merged(part: Section) -> int:
+    """Tokens that become one: a rectangle of them, merge_kernel_size."""
+    sides = part.indices("merge_kernel_size")
+    if len(sides) != 2 or 0 in sides:
+        raise part.refuse("merge_kernel_size", "two whole numbers, at least 1, are expected")
+    return math.prod(sides)
+
+
 def read_kimi(file: Section) -> Model:
     """A vision tower and DeepSeek-V3: Kimi-VL (arXiv:2504.07491) and Kimi-K2.5.
 
@@ -311,7 +319,7 @@ def read_kimi(file: Section) -> Model:
     part = file.section("vision_config", KIMI_VISION)
     own = {key.removeprefix("vt_").removeprefix("init_"): value for key, value in part.content.items()}
     part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
-    width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
+    width, merge = part.count("hidden_size"), _merged(part)
     layers = Layers(
         **read_sizes(part, width),
         **VIT_LAYERS,

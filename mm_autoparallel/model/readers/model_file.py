@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mm_autoparallel.model.readers.megatron_arguments import is_megatron_argumen
 from mm_autoparallel.model.readers.model_form import ModelForm
 from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_offers
 from mm_autoparallel.records import Noun
-from mm_autoparallel.validation import parse_record
+from mm_autoparallel.validation import describe_unfit, parse_record
 
 
 class _Inline(Noun):
@@ -72,8 +72,7 @@ def _parse_foreign(file: Section) -> Model | None:
         if is_megatron_arguments(file.content):
             return read_megatron_arguments(file)
     except ValidationError as failure:  # sizes that are each right but do not go together
-        reasons = [str(finding.get("ctx", {}).get("error", finding["msg"])) for finding in failure.errors()]
-        raise JobError("; ".join(reasons), where=where) from None
+        raise _unfit_error(failure, file) from None
     if "text" not in file.content:
         forms = sorted((offer.given for offer in list_offers("models", ModelForm)), key=lambda form: form.asked_last)
         raise JobError(
@@ -82,6 +81,24 @@ def _parse_foreign(file: Section) -> Model | None:
             f"project has text (and encoders){describe_broken()}"
         )
     return None
+
+
+def _unfit_error(failure: ValidationError, file: Section) -> JobError:
+    """A size that is made of several and became too large is told with the file's largest number."""
+    reason = describe_unfit(failure)
+    if any(finding["type"] == "less_than_equal" for finding in failure.errors()):
+        number, key = max(_numbers(file), default=(0, ""))
+        reason += f" (the file's largest number is {key} {number:,})" if key else ""
+    return JobError(reason, where=f"{file.what} {file.path}")
+
+
+def _numbers(part: Section) -> Iterator[tuple[int, str]]:
+    """Whole numbers in `part` and what is inside, each with its key."""
+    for key, value in part.content.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(part.section(key))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield value, part.where(key)
 
 
 def _read(form: Offer[ModelForm], file: Section) -> Model:
