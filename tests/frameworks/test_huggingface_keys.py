@@ -18,6 +18,7 @@ from mm_autoparallel.model.blocks.parameters import count_chain_parameters
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.model_file import parse_foreign_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "huggingface"
@@ -220,6 +221,35 @@ def test_what_sizes_make_that_cannot_be_is_named(document: dict[str, Any], words
     with pytest.raises(JobError) as caught:
         parse_foreign_model(document, Path("config.json"))
     assert str(caught.value).startswith(f"model file config.json: {words}")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, None),
+        ({"talker_config": None}, None),
+        ({"talker_config": {}, "token2wav_config": {}, "enable_audio_output": False}, None),
+        ({"talker_config": {}}, "its talker (talker_config) is left out; the thinker alone is planned"),
+        (
+            {"talker_config": {}, "token2wav_config": {}},
+            "its talker (talker_config) and its vocoder (token2wav_config) are left out; the thinker alone is planned",
+        ),
+    ],
+)
+def test_a_job_says_that_a_talker_is_left_out(
+    tmp_path: Path, more: dict[str, Any], words: str | None, beside: bool
+) -> None:
+    document = json.loads((FOLDER / "qwen2_5_omni_7b.json").read_text()) | more
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    job = {
+        "model": "config.json" if beside else document,
+        "cluster": {"device": "h200-141g", "num_nodes": 1, "devices_per_node": 8},
+        "workload": {"global_batch_size": 8, "seq_length": 1024},
+    }
+    said = [warning for warning in parse_job(job, tmp_path / "job.json").warnings if "left out" in warning]
+    where = f"model file {tmp_path / 'config.json'}" if beside else f"job file {tmp_path / 'job.json'}: model"
+    assert [warning.startswith(f"{where}: {words}") for warning in said] == ([True] if words else [])
 
 
 def test_a_decoder_that_attends_to_an_encoder_is_refused() -> None:
