@@ -22,8 +22,8 @@ def model_types() -> str:
         for (name, told), way in zip(types.items(), ways, strict=True)
     ]
     head = ("type", "read", "parts: layers/kinds", "parameters", "remark, or reason")
-    told = f"Of {len(types)} types recorded with transformers {record['transformers']}: {counted}."
-    return f"{told}\n\n{table(head, rows)}"
+    release = f"{record['of_release']} types of transformers {record['transformers']}"
+    return f"{len(types)} of the {release} have a record: {counted}.\n\n{table(head, rows)}"
 
 
 def _way(told: dict[str, Any]) -> str:

@@ -131,12 +131,14 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
 
 def _fill_job(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The job's content with what files beside its model's say, and a sentence for what was read."""
-    named = document.get("model")
-    model_path = path.parent / named if isinstance(named, str) else path
-    if not isinstance(named, str) or not is_there(model_path):
+    """The job's content with what files beside its model's say, and a sentence for what was read or is left out."""
+    named, what = document.get("model"), f"job file {path}"
+    if isinstance(named, str) and is_there(path.parent / named):
+        what = f"model file {path.parent / named}"
+        named = read_document(path.parent / named, "model file")
+    if not isinstance(named, dict):
         return document, ()
-    form = find_form(read_document(model_path, "model file"), f"model file {model_path}")
+    form = find_form(named, what)
     return form.given.fill_job(document, path) if form and form.given.fill_job else (document, ())
 
 
