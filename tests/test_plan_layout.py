@@ -167,7 +167,7 @@ _VISION, _LLM = ("layout", "modules", "vision"), ("layout", "modules", "llm")
         (("layout",), [], "layout is a list"),
         (("layout", "kind"), "mixed", r"layout.kind is .mixed.; one of chain, colocated, disaggregated"),
         (("layout", "encoder_run"), "bubbles", "other runs are of shared devices"),
-        (("layout", "encoder_run"), "cached", "layout.encoder_run is cached, which nothing here plans"),
+        (("layout", "encoder_run"), "cached", "other runs are of shared devices"),
         (("layout", "encoder_run"), None, "layout.encoder_run is missing"),
         (("layout", "modules"), {"llm": {}}, "layout.modules names llm; the sizes of one encoder"),
         ((*_VISION, "DP"), None, "layout.modules.vision.DP is missing"),

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -86,6 +86,8 @@ def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
     _check_world(path, world)
     # Only the plan's form is read with this job, and the chain is the same on every device: any that is known will do.
     job = build_job(pretraining, max(1, world // per_node), min(world, per_node), DEVICES["a100-80g"])
+    frozen = {"cached_features": tuple(encoder.name for encoder in job.model.encoders if encoder.freeze)}
+    job = replace(job, workload=job.workload.model_copy(update=frozen))  # whether they are cached, the plan says
     plan = read_plan(path, job)
     try:
         return apply(job, plan, _planned_ms(path))
@@ -111,10 +113,11 @@ def apply(job: Job, plan: Plan, planned_ms: float | None = None) -> AppliedPlan:
             f"layout is {arrangement.name}, a module for each encoder, and training scripts are told of one encoder "
             "module; plan with search.layouts [chain]"
         )
-    if arrangement and arrangement.encoder_run == "bubbles":
+    if arrangement and arrangement.encoder_run in ("bubbles", "cached"):
         raise PlanError(
-            "layout.encoder_run is bubbles, and training scripts are told of an encoder inline, in phases or as "
-            "prefetch, no more; take the best plan of another kind (`edit JOB --config PLAN --sizes layout=phases`)"
+            f"layout.encoder_run is {arrangement.encoder_run}, and training scripts are told of an encoder inline, in "
+            "phases or as prefetch, no more; take the best plan of another kind (`edit JOB --config PLAN --sizes "
+            "layout=phases`)"
         )
     stages = _list_stages(job, plan)
     if arrangement is None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.model.costs.away import Away, Module, form_away
+from mm_autoparallel.model.costs.away import Away, Module, form_away, handed_on_bytes
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_part
 from mm_autoparallel.model.job.arrangement import ModuleLayout
@@ -47,14 +47,15 @@ def share_by_module(
     uses."""
     if strategy.arrangement is None:
         return ()
-    found = []
+    found = list[ModuleShare]()
     for one in strategy.arrangement.each:
         for name in one.encoder.parts:
-            figures = (
-                _list_away(known, strategy.with_only(one), name, problem, placement)
-                if one.away
-                else _list_staged(name, problem, placement, graph)
-            )
+            figures = _list_staged(name, problem, placement, graph)
+            if one.is_cached:
+                alone = strategy.with_only(replace(one, encoder=replace(one.encoder, name=name)))
+                figures = _add_read(figures, strategy.arrangement.num_stages_apart, handed_on_bytes(known, alone))
+            elif one.away:
+                figures = _list_away(known, strategy.with_only(one), name, problem, placement)
             found.append(ModuleShare(name, one.words, one.encoder, *_columns(figures)))
     own = strategy.of_decoder()
     decodes = known.chain.modalities[-1]
@@ -84,6 +85,14 @@ def _list_staged(
         )
         most_bytes = np.max(np.cumsum(kept_bytes[tasks]), initial=0.0)
         yield float(loads.durations_ms[graph.duration[tasks]].sum()), held_bytes, float(most_bytes)
+
+
+def _add_read(
+    rows: Iterator[tuple[float, float, float]], first: int, read_bytes: float
+) -> Iterator[tuple[float, float, float]]:
+    """The same of an encoder whose features are read by the decoder's first stage."""
+    for stage, (work_ms, held_bytes, kept_bytes) in enumerate(rows):
+        yield work_ms, held_bytes, kept_bytes + (read_bytes if stage == first else 0.0)
 
 
 def _silence(block: ChainBlock) -> ChainBlock:

@@ -33,6 +33,7 @@ from mm_autoparallel.pipeline.simulate.memory import (
 )
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.planner.by_module import ModuleShare, share_by_module
+from mm_autoparallel.planner.cached_features import describe_cached
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.planner.over_batches import (
     Floats,
@@ -225,6 +226,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
                 f"limit of {format_bytes(problem.host_limit_bytes[stage])}"
                 for stage in over_host
             ),
+            *describe_cached(known, strategy, timeline.step_ms),
             *filter(None, [_describe_longest(known, problem, placement, strategy, peaks)]),
             *([_describe_host(host_bytes)] if any(host_bytes) and not problem.host_limit_bytes else []),
             *(
@@ -272,7 +274,7 @@ def _find_replica_step_ms(problem: Problem, placement: Placement, devices: Stage
 
 def plan_from_placement(problem: Problem, placement: Placement, strategy: Strategy, global_batch_size: int) -> Plan:
     """The plan whose placement under `strategy` is `placement`: the inverse of `placement_from_modalities`."""
-    modalities = dict.fromkeys(block.modality for block in problem.chain)
+    modalities = dict.fromkeys(block.modality for block in problem.chain if block.modality not in strategy.away)
 
     def per_stage(rows: tuple[tuple[int, ...], ...], modality: str) -> tuple[int, ...]:
         counted = [e for e, block in enumerate(problem.chain) if block.layer and block.modality == modality]

@@ -11,7 +11,6 @@ from mm_autoparallel.model.job.arrangement import (
     ENCODER_RUNS,
     JOINED,
     MODULE_KINDS,
-    UNPLANNED_RUNS,
     Arrangement,
     EncoderRun,
     ModuleKind,
@@ -68,7 +67,7 @@ def parse_layout_section(document: dict[str, Any], strategy: Strategy) -> Strate
         _check_chain(section)
         return strategy
     if not is_each or "encoder_run" in section:
-        _parse_run(section, "layout")
+        _parse_word(section, "layout", "encoder_run", ENCODER_RUNS)
     if not isinstance(modules, dict) or len(modules) < 2 or DECODER not in modules:
         found = f"names {', '.join(modules)}" if isinstance(modules, dict) else f"is {describe_value(modules)}"
         raise Refused(
@@ -111,18 +110,8 @@ def _parse_each(section: dict[str, Any], modules: dict[str, Any], name: str, str
     encoder, where = _parse_module(modules, name), f"layout.modules.{name}"
     told = {key: section[key] for key in _RUN if key in section} | modules[name]
     kind: ModuleKind = _parse_word(told, where, "kind", MODULE_KINDS[1:])
-    run = _parse_run(told, where)
-    return Arrangement(kind, run, _fill_samples(encoder, run, strategy))
-
-
-def _parse_run(told: dict[str, Any], where: str) -> EncoderRun:
-    if told.get("encoder_run") in UNPLANNED_RUNS:
-        raise Refused(
-            f"{where}.encoder_run is {told['encoder_run']}, which nothing here plans or simulates yet; "
-            f"{', '.join(ENCODER_RUNS)} are"
-        )
     run: EncoderRun = _parse_word(told, where, "encoder_run", ENCODER_RUNS)
-    return run
+    return Arrangement(kind, run, _fill_samples(encoder, run, strategy))
 
 
 def _fill_samples(encoder: ModuleLayout, run: EncoderRun, strategy: Strategy) -> ModuleLayout:

@@ -1,10 +1,11 @@
 """`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
 
     python tests/oracle/module_layouts.py --jobs 200 --seed 1 [--towers 2 [--same-images]] [--chunks 2] [--context]
-        [--shards]
+        [--shards] [--cached]
 
 Jobs are random: two to eight devices, a few layers, a tower that trains or not; or two of them, of images and of sounds
-or of the same images, each of which trains or not; with --context encoders of several CP, with --shards ZeRO 2 and 3.
+or of the same images, each of which trains or not; with --context encoders of several CP, with --shards ZeRO 2 and 3,
+with --cached frozen ones whose features may be read.
 The space and the law of each layout are written from docs/guide/layouts.md; a layout's problem is put together here
 from those of plain chains under either module's sizes, as the oracle's documents, and each is solved by brute_force,
 those in bubbles by `beside`. Wrong is: another set of lawful layouts; an answer that is called the best and is not; a
@@ -25,7 +26,19 @@ from typing import Any
 import brute_force
 from beside import MOST_ACTIONS, best_beside, count_actions
 from semantics import Document
-from several_modules import Decoder, Own, Sized, deals, form_several, in_pieces, limit, list_several, tokens_of
+from several_modules import (
+    Decoder,
+    Own,
+    Sized,
+    deals,
+    form_several,
+    in_pieces,
+    limit,
+    list_several,
+    made_bytes,
+    read_bytes,
+    tokens_of,
+)
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -90,6 +103,7 @@ def random_content(
     context: bool = False,
     shards: bool = False,
     pieces: bool = False,
+    cached: bool = False,
 ) -> Document:
     """A job file's content."""
     content = _content_of_one(rng)
@@ -137,7 +151,21 @@ def random_content(
         content["workload"].pop("stack", None)  # whose layouts have ZeRO 0 and 1
         content["search"]["pp"] = [1, rng.choice((1, 2))]
         content["search"]["modes"] = []
+    if cached:
+        _cache_features(rng, content)
     return content
+
+
+def _cache_features(rng: random.Random, content: Document) -> None:
+    """Freeze one tower at least, whose projector may train, and let its features be made before."""
+    towers = content["model"]["encoders"]
+    for tower in rng.sample(towers, rng.randint(1, len(towers))):
+        tower["freeze"], tower["projector"]["freeze"] = True, rng.random() < 0.5
+    frozen = [tower["name"] for tower in towers if tower["freeze"]]
+    content["workload"]["cached_features"] = rng.sample(frozen, rng.randint(1, len(frozen)))
+    content["workload"].pop("stack", None)  # whose layouts run every encoder
+    if content["search"]["layouts"] == ["disaggregated"]:
+        content["search"]["layouts"] = "all"
 
 
 def _encode_again(rng: random.Random, content: Document) -> None:
@@ -274,6 +302,8 @@ def list_meanings(content: Document) -> set[Meaning]:
     for sizes, vpp in in_chunks(world, layers + before) if "chain" in kinds else ():
         found.add(Meaning("chain", "", *sizes, vpp=vpp))
     for (pp, tp, dp, mbs), vpp in in_chunks(world, layers) if "colocated" in kinds else ():
+        if {tower["name"] for tower in towers} <= set(workload.get("cached_features", ())):
+            found.add(Meaning("colocated", "cached", pp, tp, dp, mbs, (1, tp, dp, mbs), vpp))
         for tp_e, cp_e in itertools.product(divisors(min(world, per_node)), sharing):
             dp_e = world // tp_e // cp_e
             fits = 8 % tp_e == 0 and world % (tp_e * cp_e) == 0 and max(dp, dp_e) % min(dp, dp_e) == 0
@@ -412,6 +442,8 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
     decoder = Strategy(stages, one.tp, one.dp, one.mbs, vpp=one.vpp, zero=one.zero)
     if one.kind == "chain":
         return problem_document(build_problem(costs, decoder))
+    if one.run == "cached":
+        return _form_cached(job, costs, content, decoder)
     encoder = Strategy(*one.encoder[:4], cp=one.sharing, zero=one.zero)
     second = build_problem(costs, decoder)
     own = costs
@@ -511,6 +543,29 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
         "chain": blocks[1],
         "stage_static_bytes": [context + OPEN_BYTES + once_bytes + static + max(each, passing) for each in held],
         "stage_tail_ms": [tail + phases for tail in second.stage_tail_ms],
+    }
+
+
+def _form_cached(job: Job, costs: CostModel, content: Document, decoder: Strategy) -> Document:
+    """Of the towers' blocks projectors that train are left, and a micro-batch's features lie on the first stage."""
+    second = build_problem(costs, decoder)
+    document, prints = problem_document(second), Sized(costs, decoder, second).list_blocks()
+    towers = {tower["name"]: tower for tower in content["model"]["encoders"]}
+    size = sum(read_bytes(content, tower, decoder.mbs) for tower in towers.values())
+    frozen = (tower for tower in towers.values() if tower["projector"]["freeze"])
+    left, ready = [], sum(made_bytes(content, tower, decoder.mbs, decoder.tp) for tower in frozen)
+    for block, (name, held) in zip(document["chain"], prints, strict=True):
+        if name != "text" and (towers[name]["projector"]["freeze"] or not block["name"].endswith("_post")):
+            continue
+        if name != "text":
+            ready += made_bytes(content, towers[name], decoder.mbs, decoder.tp)
+            block["output_bytes"] = ready
+        left.append((block, held))
+    context = float(job.cluster.device.context_bytes) + OPEN_BYTES + held_once(left)
+    return document | {
+        "memory_limit_bytes": job.cluster.device.memory_bytes * job.cluster.memory_fraction,
+        "chain": [block for block, _ in left],
+        "stage_static_bytes": [context + (0.0 if stage else size) for stage in range(decoder.pp)],
     }
 
 
@@ -614,7 +669,8 @@ def _differ(one: Meaning, found: Document, formed: Document) -> list[str]:
         mine, theirs = (spread(document.get(key, 0.0), number) for document in (formed, found))
         if not all(math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-6) for pair in zip(mine, theirs, strict=True)):
             told.append(f"{one} has {key} {theirs}, and {mine} are right")
-    for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes", "transient_bytes"):
+    cuts = ["output_bytes"] if "cached" in one.runs else []
+    for key in ("forward_ms", "backward_ms", "static_bytes", "activation_bytes", "transient_bytes", *cuts):
         mine, theirs = ([block.get(key, 0.0) for block in document["chain"]] for document in (formed, found))
         if len(mine) != len(theirs) or not all(map(math.isclose, mine, theirs)):
             told.append(f"{one} has blocks of {key} {theirs}, and {mine} are right")
@@ -668,6 +724,7 @@ def checked_jobs(
     shards: bool = False,
     beside_apart: bool = False,
     pieces: bool = False,
+    cached: bool = False,
 ) -> dict[str, list[str]]:
     """name → what is wrong, of `number` jobs that are small enough; with chunks, that have some in bubbles; of two
     towers beside_apart, some with one of them in bubbles or prefetch and the other on ranks of its own."""
@@ -676,9 +733,9 @@ def checked_jobs(
         of = (f" of {num_towers} towers" if num_towers > 1 else "") + (" of one" if same_images else "")
         of += (f" in {num_chunks}" if num_chunks > 1 else "") + (" with CP" if context else "")
         of += (" in shards" if shards else "") + (" beside apart" if beside_apart else "")
-        of += " in pieces" if pieces else ""
+        of += (" in pieces" if pieces else "") + (" of cached features" if cached else "")
         rng = random.Random(f"module layouts {index}{of}")
-        kinds = num_towers, num_chunks, same_images, context, shards, pieces
+        kinds = num_towers, num_chunks, same_images, context, shards, pieces, cached
         content = random_content(rng, *kinds)
         while not is_small(content, num_chunks) or (beside_apart and not has_beside_apart(content)):
             content = random_content(rng, *kinds)
@@ -697,6 +754,7 @@ def main() -> int:
     parser.add_argument("--beside-apart", action="store_true", help="of two towers: bubbles beside ranks of their own")
     parser.add_argument("--pieces", action="store_true", help="passes cut into pieces")
     parser.add_argument("--shards", action="store_true", help="ZeRO 2 and 3")
+    parser.add_argument("--cached", action="store_true", help="features of frozen encoders may be read")
     arguments = parser.parse_args()
     if arguments.same_images and arguments.towers < 2:
         parser.error("--same-images is of two towers")
@@ -704,7 +762,7 @@ def main() -> int:
         parser.error("--beside-apart is of two towers")
     kinds = (
         *(arguments.towers, arguments.chunks, arguments.same_images, arguments.context, arguments.shards),
-        *(arguments.beside_apart, arguments.pieces),
+        *(arguments.beside_apart, arguments.pieces, arguments.cached),
     )
     found = checked_jobs(arguments.jobs, arguments.seed, *kinds)
     wrong = {name: told for name, told in found.items() if told}

@@ -46,6 +46,10 @@ class Own(NamedTuple):
         return self.kind == "colocated" and self.run == "inline" and self.pp > 1
 
     @property
+    def cached(self) -> bool:
+        return self.run == "cached"
+
+    @property
     def away(self) -> bool:
         return self.run != "inline"
 
@@ -206,9 +210,23 @@ def trains(tower: Document) -> bool:
     return not (tower["freeze"] and tower["projector"]["freeze"])
 
 
+def made_bytes(content: Document, tower: Document, mbs: int, tp: int) -> float:
+    """Of a tower's features of one micro-batch, what one rank of `tp` sends on."""
+    return 2.0 * mbs * tokens_of(content, tower["name"]) * WIDTH / tp
+
+
+def read_bytes(content: Document, tower: Document, mbs: int) -> float:
+    """What is read of one micro-batch where a tower does not run: what it makes, or what its projector takes in."""
+    if tower["projector"]["freeze"]:
+        return made_bytes(content, tower, mbs, 1)
+    return 2.0 * mbs * tokens_of(content, tower["name"]) * float(tower["projector"]["layer_sizes"][0])
+
+
 def _shared(content: Document, decoder: Decoder, tower: Document) -> Iterator[Own]:
     per_node, batch = content["cluster"]["devices_per_node"], content["workload"]["global_batch_size"]
     name, world, count = tower["name"], decoder.world, batch // decoder.dp // decoder.mbs
+    if name in content["workload"].get("cached_features", ()):
+        yield Own(name, "colocated", "cached", 1, decoder.tp, decoder.dp, decoder.mbs)
     if decoder.pp > 1:
         yield Own(name, "colocated", "inline", decoder.pp, decoder.tp, decoder.dp, decoder.mbs)
     for tp, cp in itertools.product(divisors(min(world, per_node)), content["search"].get("encoder_cp", [1])):
@@ -264,7 +282,8 @@ class Sized(NamedTuple):
 
 
 class _Priced(NamedTuple):
-    """A module: its blocks as documents, their footprints, the plain problem, what crosses of a micro-batch."""
+    """A module: its blocks as documents, their footprints, the plain problem, what crosses of a micro-batch, or is read
+    of it; of one that does not run its projector's block, where that trains."""
 
     own: Own
     blocks: list[Document]
@@ -275,7 +294,10 @@ class _Priced(NamedTuple):
 
 
 def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own: Own) -> _Priced:
+    (tower,) = [tower for tower in content["model"]["encoders"] if tower["name"] == own.name]
     sized = Strategy(own.pp, own.tp, own.dp, own.mbs, cp=own.cp, zero=decoder.zero)
+    if own.cached:
+        sized = replace(sized, pp=decoder.pp, vpp=decoder.vpp, schedule="")
     if own.run in ("bubbles", "prefetch"):
         whole = job.workload.model_copy(update={"global_batch_size": own.dp * own.mbs})
         costs = CostModel(replace(job, workload=whole))
@@ -285,8 +307,9 @@ def _price(job: Job, costs: CostModel, content: Document, decoder: Decoder, own:
         (dict(document), held)
         for document, (modality, held) in zip(problem_document(problem)["chain"], blocks, strict=True)
         if modality == own.name
+        and (not own.cached or (document["name"].endswith("_post") and not tower["projector"]["freeze"]))
     ]
-    size = 2.0 * decoder.mbs * tokens_of(content, own.name) * WIDTH
+    size = read_bytes(content, tower, decoder.mbs) if own.cached else made_bytes(content, tower, decoder.mbs, 1)
     returns = any(document["backward_ms"] for document, _ in pairs)
     return _Priced(own, [d for d, _ in pairs], [p for _, p in pairs], problem, size, returns)
 
@@ -304,13 +327,14 @@ def _set_cuts(towers: list[Document], modules: list[_Priced], plain: Problem) ->
     """What crosses a cut behind each block of an encoder, and whether gradients come back there."""
     by_name = {tower["name"]: tower for tower in towers}
     there, apart_returns = _features(plain), False
-    elsewhere = [m.own.name for m in modules if not m.own.chained]
+    elsewhere = [m.own.name for m in modules if not m.own.chained and not (m.own.cached and m.blocks)]
     for module in modules:
         own, tower = module.own, by_name[module.own.name]
         mine = _features(module.problem)
         earlier = sum(mine[name] for name in mine if list(mine).index(name) < list(mine).index(own.name))
-        more = sum(there[name] for name in elsewhere) if own.chained else 0.0
-        before = any(trains(by_name[name]) for name in elsewhere) if own.chained else apart_returns
+        staged = own.chained or own.cached
+        more = sum(there[name] for name in elsewhere) if staged else 0.0
+        before = any(trains(by_name[name]) for name in elsewhere) if staged else apart_returns
         for block in module.blocks:
             is_last = block["name"].endswith("_post")
             moves = not tower["freeze"] or (is_last and not tower["projector"]["freeze"])
@@ -318,6 +342,8 @@ def _set_cuts(towers: list[Document], modules: list[_Priced], plain: Problem) ->
             block["sends_gradient"] = before or moves
         if own.kind == "disaggregated":
             apart_returns = apart_returns or trains(tower)
+        elif staged and module.blocks:  # all behind it on the stages carry its features too
+            elsewhere.append(own.name)
 
 
 def form_several(
@@ -335,16 +361,16 @@ def form_several(
     document |= {"memory_limit_bytes": job.cluster.device.memory_bytes * job.cluster.memory_fraction}
 
     apart = [m for m in modules if m.own.kind == "disaggregated"]
-    inside = [m for m in modules if m.own.kind == "colocated" and not m.own.away]
+    inside = [m for m in modules if m.own.kind == "colocated" and (not m.own.away or m.own.cached)]
     away = [m for m in modules if m.own.away]
     for module in inside:
-        if not module.own.chained:
+        if not module.own.chained and not module.own.cached:
             _gather_inline(module, decoder, network)
     shared_prints = [p for m in inside + away for p in m.prints] + [p for _, p in text]
     stages = [block for m in inside for block in m.blocks] + [block for block, _ in text]
     tails = list(second.stage_tail_ms)
     for module in inside:
-        if not module.own.chained:
+        if not module.own.chained and not module.own.cached:
             tails = [max(tails[0], module.problem.stage_tail_ms[0])]
     count = batch // decoder.dp // decoder.mbs
     static = [fixed + once([(None, p) for p in shared_prints])] * decoder.pp
@@ -448,6 +474,9 @@ def _add_away(
     roomy = [b for b in stages if b.get("layer", True) and b["modality"] not in inline_alone]
     for module in away:
         own, blocks = module.own, module.blocks
+        if own.cached:
+            kept[0] += module.size
+            continue
 
         def total(key: str, blocks: list[Document] = blocks) -> float:
             return math.fsum(block["count"] * block.get(key, 0.0) for block in blocks)

@@ -1,6 +1,6 @@
 """Layouts of encoder and decoder against brute force: 60 seeded jobs, nightly 500; of two encoders of the same images
 two, nightly 100; of passes beside another's own ranks two, nightly 100; of encoders of several CP three, nightly 150;
-of ZeRO 2 and 3 three, nightly 150, of two encoders one, nightly 30.
+of ZeRO 2 and 3 three, nightly 150, of two encoders one, nightly 30; of cached features ten and four, nightly 200, 80.
 
 Failing ones by themselves: `python tests/oracle/module_layouts.py --jobs 1 --seed N`."""
 
@@ -64,4 +64,11 @@ def test_modules_in_shards_equal_brute_force(batch: int) -> None:
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 31))])
 def test_two_encoders_in_shards_equal_brute_force(seed: int) -> None:
     wrong = checked_jobs(1, seed, num_towers=2, shards=True)
+    assert not {name: told for name, told in wrong.items() if told}
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, 20))])
+def test_cached_features_equal_brute_force(batch: int) -> None:
+    wrong = checked_jobs(10, 1 + batch * 10, cached=True)
+    wrong |= {f"of two: {name}": told for name, told in checked_jobs(4, 1 + batch * 4, 2, cached=True).items()}
     assert not {name: told for name, told in wrong.items() if told}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mm_autoparallel.planner.search.rough import of_level, rough_fraction
+from mm_autoparallel.planner.search.rough import Roughness, of_level, rough_fraction
 from mm_autoparallel.planner.search.slices import FIRST_SLICE_S, level_slice_s
 
 
@@ -48,3 +48,20 @@ def test_a_level_that_ends_roughly_ends_no_lower_than_is_known(make_job, agenda_
     assert pipeline.descend(1.004 * known_ms, 0.0, 0.008, lambda: False)
     assert math.isfinite(pipeline.level.fill_fraction)
     assert known_ms <= pipeline.bound_ms < 1.004 * known_ms
+
+
+def test_what_ended_roughly_is_looked_at_once_more(make_job, agenda_and_met) -> None:
+    job = make_job(memory_bytes=6.5e9, failure_price=0.1, tp=(1,), cp=(1,), pp=(2,), mbs=(1,))
+    agenda, _ = agenda_and_met(job)
+    pipeline, roughness = agenda.next_open(math.inf, 0.0, 0.0, lambda: False), Roughness()
+    pipeline.level.num_slices, known_ms = 2, pipeline.bound_ms
+    was = pipeline.level.fill_fraction, pipeline.within_ms, pipeline.elsewhere_ms
+    cutoff_ms = 1.0045 * known_ms
+    assert pipeline.descend(cutoff_ms, 0.0, 0.008, lambda: False)
+    assert roughness.fraction(59.0, 1.0) == 0.008
+    assert not Roughness().begin_again(agenda, pipeline.bound_ms)  # as good as known
+    assert roughness.begin_again(agenda, cutoff_ms)
+    assert (pipeline.level.fill_fraction, pipeline.within_ms, pipeline.elsewhere_ms) == was
+    assert pipeline.bound_ms >= known_ms
+    assert roughness.fraction(59.0, 1.0) == 0.004
+    assert not roughness.begin_again(agenda, math.inf)

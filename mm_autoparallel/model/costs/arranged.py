@@ -52,13 +52,14 @@ class _Parts:
     @property
     def inside(self) -> tuple[Module, ...]:
         """Those whose blocks lie on the decoder's stages."""
-        return tuple(m for m in self.modules if not m.arrangement.apart and not m.arrangement.away)
+        staged = (m for m in self.modules if m.arrangement.is_cached or not m.arrangement.away)
+        return tuple(m for m in staged if m.blocks and not m.arrangement.apart)
 
     def communicator_bytes(self) -> float:
         """Of a device in the groups of all modules that it runs, one of all ranks among them; the most of any."""
         ties, own = self.known.has_tied_table, self.strategy.of_decoder()
         apart = [count_communicators(module.own, False) for module in self.apart]
-        shared = [m for m in self.modules if not m.arrangement.apart and not m.arrangement.in_chain]
+        shared = [m for m in self.modules if not m.arrangement.apart and not m.arrangement.decoder_sized]
         number = count_communicators(own, ties) + sum(count_communicators(m.own, False) - 1 for m in shared)
         return float(max(0, number, *apart) * self.known.cluster.device.communicator_bytes)
 
@@ -74,7 +75,7 @@ def build_arranged(
     decoder = plain(strategy.of_decoder())
     blocks = tuple(block for block in decoder.chain if block.modality == known.chain.modalities[-1])
     parts = _Parts(known, strategy, decoder, blocks, tuple(modules), factor)
-    if len(modules) > 1:
+    if len(modules) > 1 or strategy.arrangement.is_cached:
         parts = replace(parts, modules=tuple(_send_apart(parts)))
     return _add_away(parts, _form_stages(parts))
 
@@ -122,18 +123,19 @@ def _describe_crossing(known: CostModel, strategy: Strategy) -> dict[str, Any]:
 
 
 def _send_apart(parts: _Parts) -> list[Module]:
-    """Several modules, of each block what crosses a cut behind it: what its own module has made ready and, on the
+    """All modules, of each block what crosses a cut behind it: what its own module has made ready and, on the
     decoder's stages, what came there from all that are elsewhere; and gradients where such features need them."""
     known, modules, names = parts.known, list[Module](), [block.name for block in parts.known.chain.blocks]
-    chained = {name for m in parts.inside if m.arrangement.in_chain for name in m.arrangement.encoder.parts}
+    staged = {block.name for m in parts.inside if m.arrangement.decoder_sized for block in m.blocks}
     pairs = list(zip(known.chain.blocks, known.look_up(parts.strategy.of_decoder()), strict=True))
-    elsewhere = [(b, cost) for b, cost in pairs if b.modality not in (known.chain.modalities[-1], *chained)]
+    encoders = ((b, cost) for b, cost in pairs if b.modality != known.chain.modalities[-1])
+    elsewhere = [(b, cost) for b, cost in encoders if b.name not in staged]
     there_bytes = sum(block.count * cost.output_bytes for block, cost in elsewhere if hands_on(block))
     there_returns = any(block.trainable for block, _ in elsewhere)
     apart_returns = False
     for module in parts.modules:
-        in_chain = module.arrangement.in_chain
-        ready_bytes, returns = (there_bytes, there_returns) if in_chain else (0.0, apart_returns)
+        on_stages = module.arrangement.decoder_sized
+        ready_bytes, returns = (there_bytes, there_returns) if on_stages else (0.0, apart_returns)
         costs, changed = known.look_up(module.own), []
         for block in module.blocks:
             index = names.index(block.name)
@@ -141,7 +143,7 @@ def _send_apart(parts: _Parts) -> list[Module]:
             if hands_on(known.chain.blocks[index]):
                 ready_bytes, out_bytes = ready_bytes + out_bytes * block.count, 0.0
             changed.append(replace(block, output_bytes=ready_bytes + out_bytes, sends_gradient=returns))
-        if in_chain:
+        if on_stages:
             there_bytes, there_returns = ready_bytes, returns
         elif module.arrangement.apart:
             apart_returns = returns
@@ -174,7 +176,7 @@ def _form_stages(parts: _Parts) -> Problem:
     ]
     factors = [own.time_factors for own in pipelines]
     for module in parts.inside:
-        if not module.arrangement.in_chain:
+        if not module.arrangement.decoder_sized:
             tails_ms[-1] = (max(module.problem.stage_tail_ms[0], tails_ms[-1][0]),)
             factors[-1] = tuple(max(pair) for pair in zip(module.problem.time_factors, factors[-1], strict=True))
     communicator_bytes = parts.communicator_bytes()
@@ -211,8 +213,8 @@ def _join_hops(inner: Sequence[tuple[float, ...]], between: Sequence[float]) -> 
 
 
 def _delay_inline(parts: _Parts, module: Module) -> tuple[ChainBlock, ...]:
-    """The blocks of a module on the decoder's one stage, with its crossing; on several it has none."""
-    if module.arrangement.in_chain:
+    """The blocks of a module on the decoder's one stage, with its crossing; with the decoder's sizes it has none."""
+    if module.arrangement.decoder_sized:
         return module.blocks
     first = _delay(module.blocks, -1, parts.factor * module.crossing.forward_ms, 0.0)
     returning = max((index for index, block in enumerate(first) if block.backward_ms), default=-1)

@@ -34,8 +34,8 @@ NOTHING = Crossing(0.0, 0.0)
 @dataclass(frozen=True, eq=False)
 class Module:
     """One module of an arrangement. strategy: with it alone. own: its sizes. problem: the pipeline of the whole chain
-    under these, of which `blocks` are the module's. size_bytes: of one decoder replica's micro-batch, what it hands
-    on, whole."""
+    under these, of which `blocks` are the module's, of a cached one projectors that train alone. size_bytes: of one
+    decoder replica's micro-batch, what it hands on, whole."""
 
     strategy: Strategy
     own: Strategy
@@ -50,7 +50,12 @@ class Module:
         own, arrangement = strategy.of_encoder(), strategy.arrangement
         assert arrangement is not None
         problem, size_bytes = build(own), handed_on_bytes(known, strategy)
-        blocks = tuple(block for block in problem.chain if block.modality in arrangement.encoder.parts)
+        trained = {block.name for block in known.chain.blocks if block.trainable}
+        blocks = tuple(
+            block
+            for block in problem.chain
+            if block.modality in arrangement.encoder.parts and (not arrangement.is_cached or block.name in trained)
+        )
         return cls(strategy, own, problem, blocks, size_bytes, find_crossing(known, strategy, size_bytes))
 
     @property
@@ -105,6 +110,8 @@ class Away:
 def form_away(known: CostModel, module: Module, factor: float) -> Away:
     """Of a module that is away. factor: on its crossing."""
     first, arrangement = module.blocks, module.arrangement
+    if arrangement.is_cached:  # one micro-batch's features lie on the first stage when they are read
+        return Away(0.0, 0.0, 0.0, 0.0, module.size_bytes, 0.0, 0.0, 0.0, 0.0, 0.0, None)
     prints = [(block.footprint, block.count) for block in first if block.footprint]
     weight_bytes, gradient_bytes, optimizer_bytes = (
         sum(count * getattr(held, name) for held, count in prints)
@@ -128,14 +135,19 @@ def form_away(known: CostModel, module: Module, factor: float) -> Away:
 
 
 def handed_on_bytes(known: CostModel, strategy: Strategy) -> float:
-    """Of one decoder replica's micro-batch, all that the strategy's one module hands on."""
+    """Of one decoder replica's micro-batch, all that the strategy's one module hands on; cached, what projectors that
+    train take in, which is as wide as a layer's output, and not what they make of it."""
     assert strategy.arrangement is not None
     own, parts = strategy.of_encoder(), strategy.arrangement.encoder.parts
-    total_bytes = 0.0
+    total_bytes, layer_bytes = 0.0, 0.0
     for block, cost in zip(known.chain.blocks, known.look_up(own), strict=True):
+        share = known.share_of(block, known.strategy_of(block, own))
+        whole_bytes = cost.output_bytes * share.sp * own.cp
+        if block.role == "layer":
+            layer_bytes = whole_bytes
         if block.modality in parts and block.role == "post" and block.kind != f"{block.modality}_norm":
-            share = known.share_of(block, known.strategy_of(block, own))
-            total_bytes += block.count * cost.output_bytes * share.sp * own.cp
+            is_input = strategy.arrangement.is_cached and block.trainable
+            total_bytes += block.count * (layer_bytes if is_input else whole_bytes)
     return total_bytes * strategy.mbs / own.mbs
 
 
@@ -144,7 +156,7 @@ def find_crossing(known: CostModel, strategy: Strategy, size_bytes: float) -> Cr
     handed_on_bytes."""
     arrangement, basis = strategy.arrangement, (known.cluster, known.network)
     assert arrangement is not None
-    if arrangement.in_chain:
+    if arrangement.decoder_sized:
         return NOTHING
     if arrangement.in_bubbles:
         return cross_to_first_stage(*basis, strategy, count_per_pass(strategy) * size_bytes)

@@ -62,7 +62,7 @@ class LeastSteps:
         an encoder's come on top: with each micro-batch, or a whole step's before and after the pipeline."""
         arrangement = strategy.arrangement
         assert arrangement is not None
-        each = [(one, strategy.with_only(one)) for one in arrangement.each]
+        each = [(one, strategy.with_only(one)) for one in arrangement.each if not one.is_cached]
         inside = [part for one, only in each if one.in_chain for part in self._parts_of(only)]
         decoder_ms = self._least_part_ms(strategy.of_decoder(), (*inside, *self._decoder))
         least = {one: self._least_part_ms(only.of_encoder(), self._parts_of(only)) for one, only in each}

@@ -14,12 +14,10 @@ from typing import Literal, get_args
 
 ModuleKind = Literal["chain", "colocated", "disaggregated"]
 MODULE_KINDS: tuple[ModuleKind, ...] = get_args(ModuleKind)
-EncoderRun = Literal["inline", "phases", "recomputed_phases", "bubbles", "prefetch"]
+EncoderRun = Literal["inline", "phases", "recomputed_phases", "bubbles", "prefetch", "cached"]
 ENCODER_RUNS: tuple[EncoderRun, ...] = get_args(EncoderRun)
 JOINED = "+"
 """Between the names of encoders that are one module."""
-UNPLANNED_RUNS = ("cached",)
-"""Ways to run an encoder that result files may name and nothing here plans yet."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,8 +56,9 @@ class Arrangement:
     colocated: on the decoder's devices; inline, before and after it in every micro-batch; in phases, all the step's
     forwards before the pipeline and all its backwards after it; in recomputed phases, where it keeps outputs alone and
     runs once more before its backwards; in bubbles, in the time that the decoder's pipeline leaves; as prefetch, there
-    too and for the next step, where it is frozen. disaggregated: on ranks of its own, as the pipeline's first stages
-    (inline).
+    too and for the next step, where it is frozen; cached, in no step: it is frozen, features of each sample that were
+    made once are read, and a projector that trains lies on the decoder's stages. disaggregated: on ranks of its own, as
+    the pipeline's first stages (inline).
 
     others: those of further modules, each by itself; modules stand in the order of the chain. What is said below is of
     the first alone, but for `each` and what follows it.
@@ -77,13 +76,23 @@ class Arrangement:
 
     @property
     def away(self) -> bool:
-        """Whether none of the encoder's layers is on a stage: it runs before, after or beside the pipeline."""
+        """Whether none of the encoder's layers is on a stage: it runs before, after or beside the pipeline, or not."""
         return self.encoder_run != "inline"
 
     @property
     def in_chain(self) -> bool:
         """Whether it lies on the decoder's stages, several, under the decoder's sizes, as in the chain."""
         return self.kind == "colocated" and not self.away and self.encoder.pp > 1
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its features are read, and it does not run."""
+        return self.encoder_run == "cached"
+
+    @property
+    def decoder_sized(self) -> bool:
+        """Whether what of it lies on stages has the decoder's sizes, on whichever of them."""
+        return self.in_chain or self.is_cached
 
     @property
     def in_phases(self) -> bool:
@@ -134,7 +143,9 @@ class Arrangement:
     def words(self) -> str:
         """`colocated in phases`, of the first module."""
         run = self.encoder_run.replace("_", " ")
-        return self.kind + {"inline": "", "prefetch": " as prefetch"}.get(run, f" in {run}")
+        return self.kind + {"inline": "", "prefetch": " as prefetch", "cached": " with cached features"}.get(
+            run, f" in {run}"
+        )
 
     @property
     def _name(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.arrangement import JOINED, MODULE_KINDS, Arrangement, ModuleLayout
+from mm_autoparallel.model.job.cached_law import break_cached
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import sharing_reasons
 from mm_autoparallel.model.job.division_law import division_reasons
@@ -131,6 +132,10 @@ def module_reasons(
             return
     if has_others and arrangement.kind == "colocated" and not arrangement.away and encoder.pp > 1:
         yield from _break_in_chain(arrangement, strategy)
+        return
+    if arrangement.is_cached and not arrangement.apart:
+        yield from beside_reasons(strategy, away=True)
+        yield from break_cached(model, workload, encoder, decoder)
         return
     yield from _break_sizes(arrangement, strategy)
     yield from _break_context(model, cluster, workload, strategy)

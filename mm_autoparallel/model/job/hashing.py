@@ -49,6 +49,7 @@ _LATER = {
         "samples",
         "encoder_tokens_per_sample",
         "samples_per_sequence",
+        "cached_features",
     ),
     "device": (
         "host_link_bytes_per_s",

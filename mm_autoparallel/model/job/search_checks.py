@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.model.job.arrangement_law import stack_reason
-from mm_autoparallel.model.job.cluster import Device
+from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
+from mm_autoparallel.model.job.cached_law import cached_reasons
+from mm_autoparallel.model.job.cluster import Cluster, Device
 from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reason
 from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.overlaps import overlap_limit_reasons
 from mm_autoparallel.model.job.precision import precision_reason
 from mm_autoparallel.model.job.schedule_law import ALL, is_order_file, workload_reasons
@@ -26,9 +28,16 @@ if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import SearchSpace
 
 
-def check_search(limits: SearchSpace, workload: Workload, device: Device, path: Path, has_experts: bool) -> None:
+def check_search(limits: SearchSpace, workload: Workload, cluster: Cluster, path: Path, has_experts: bool) -> None:
     """Raises JobError where no strategy within `limits` could meet one of them: a choice that was asked for by name is
     not left out silently."""
+    device, number = cluster.device, cluster.num_devices
+    if any(asked > number for asked in limits.devices or ()):
+        raise JobError(
+            f"search.devices is {list(limits.devices or ())}, and the cluster has {number} devices; a plan uses at "
+            "most as many",
+            where=f"job file {path}",
+        )
     for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
         if not has_experts and any(size > usual for size in sizes):
             raise JobError(
@@ -61,23 +70,7 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             )
     if limits.layer_strategies and (refused := next(layer_wise_reasons(workload, limits.modes), None)):
         raise JobError(f"search.layer_strategies is true and cannot be run: {refused}", where=f"job file {path}")
-    if limits.encoder_cp != (1,) and limits.kinds == ("chain",):
-        raise JobError(
-            f"search.encoder_cp is {list(limits.encoder_cp)}, of encoders with sizes of their own, and search.layouts "
-            "has the chain alone, whose encoders have the decoder's CP; name other layouts, or leave it out",
-            where=f"job file {path}",
-        )
-    if limits.encoder_pieces != (1,) and "colocated" not in limits.kinds:
-        raise JobError(
-            f"search.encoder_pieces is {list(limits.encoder_pieces)}, of passes in bubbles and as prefetch, which are "
-            "colocated layouts, and search.layouts has none; name colocated, or leave it out",
-            where=f"job file {path}",
-        )
-    if limits.layouts != "all":
-        for kind in limits.layouts:
-            reason = stack_reason(workload, kind)
-            if reason:
-                raise JobError(f"search.layouts names {kind}, and it cannot be run: {reason}", where=f"job file {path}")
+    _check_layouts(limits, workload, path)
     _check_precision(limits, workload, device, path)
     _check_schedules(limits, workload, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
@@ -101,6 +94,47 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             raise JobError(
                 f"search.optimizer_offload is true and cannot be run: {reasons[0]}", where=f"job file {path}"
             )
+
+
+def check_cached(model: Model, cluster: Cluster, workload: Workload, path: Path) -> None:
+    """Raises JobError where the encoders of workload.cached_features are none of the model, or must run."""
+    reason = next(cached_reasons(model, workload), None)
+    if workload.cached_features and not reason and (why := model_reason(model, cluster, workload)):
+        reason = f"cached_features is {list(workload.cached_features)}, of encoders that layouts leave out, and {why}"
+    if reason:
+        raise JobError(f"workload.{reason}", where=f"job file {path}")
+
+
+def _check_layouts(limits: SearchSpace, workload: Workload, path: Path) -> None:
+    """What is said of encoders with sizes of their own goes with layouts that are searched, and can be run."""
+    if limits.encoder_cp != (1,) and limits.kinds == ("chain",):
+        raise JobError(
+            f"search.encoder_cp is {list(limits.encoder_cp)}, of encoders with sizes of their own, and search.layouts "
+            "has the chain alone, whose encoders have the decoder's CP; name other layouts, or leave it out",
+            where=f"job file {path}",
+        )
+    if limits.encoder_pieces != (1,) and "colocated" not in limits.kinds:
+        raise JobError(
+            f"search.encoder_pieces is {list(limits.encoder_pieces)}, of passes in bubbles and as prefetch, which are "
+            "colocated layouts, and search.layouts has none; name colocated, or leave it out",
+            where=f"job file {path}",
+        )
+    if workload.cached_features and "colocated" not in limits.kinds:
+        raise JobError(
+            f"workload.cached_features is {list(workload.cached_features)}, of encoders that do not run, which are "
+            "colocated layouts, and search.layouts has none; name colocated, or leave it out",
+            where=f"job file {path}",
+        )
+    if workload.cached_features and (reason := stack_reason(workload, "colocated", "cached")):
+        raise JobError(
+            f"workload.cached_features is {list(workload.cached_features)}, and they cannot be used: {reason}",
+            where=f"job file {path}",
+        )
+    if limits.layouts != "all":
+        for kind in limits.layouts:
+            reason = stack_reason(workload, kind)
+            if reason:
+                raise JobError(f"search.layouts names {kind}, and it cannot be run: {reason}", where=f"job file {path}")
 
 
 def _check_precision(limits: SearchSpace, workload: Workload, device: Device, path: Path) -> None:

@@ -97,7 +97,7 @@ class Strategy:
 
     def of_encoder(self) -> Strategy:
         """The same of the first module: its choices are the decoder's, but for those of experts."""
-        if self.arrangement is None or self.arrangement.in_chain:
+        if self.arrangement is None or self.arrangement.decoder_sized:
             return self.of_decoder()
         own = self.arrangement.encoder
         return self.beside(own.pp, own.tp, own.dp, own.mbs, own.cp)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mm_autoparallel.model.job.precision import Precision
 from mm_autoparallel.model.job.sample_source import MOST_DRAWN, SampleSource
 from mm_autoparallel.model.job.stacks import FACTS, StackFacts, facts_of, software_of
-from mm_autoparallel.records import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach, or_zero
+from mm_autoparallel.records import BytesEach, Count, Factor, Flag, Name, Noun, Number, PositiveBytesEach, or_zero
 
 Stack = Literal[
     "megatron-te",
@@ -125,6 +125,8 @@ class Workload(Noun):
     beside a decoder of lower precision alone.
     replicate_towers: towers whose heads or widths tensor parallel ranks cannot divide are whole on each of them, as
     MindSpeed-MM and Megatron-LM run those of 25 heads; else such a TP is refused.
+    cached_features: frozen encoders whose features of each sample may be made once and read in every step, since each
+    epoch shows them the same inputs, not augmented ones; layouts may then leave them out of the step.
     """
 
     global_batch_size: Count
@@ -170,6 +172,7 @@ class Workload(Noun):
     length_spread_fraction: Annotated[float, or_zero(1.0)] = 0.0
     variable_seq_lengths: Flag = False
     replicate_towers: Flag = False
+    cached_features: tuple[Name, ...] = ()
     precision: Precision = "bf16"
     tower_precision: Precision = "bf16"
     facts: StackFacts | None = None

@@ -19,7 +19,7 @@ from mm_autoparallel.model.job.layer_modes import second_products_reason
 from mm_autoparallel.model.job.layout_limits import warn_of_search
 from mm_autoparallel.model.job.model import Adapters, Model
 from mm_autoparallel.model.job.schedule_law import is_order_file
-from mm_autoparallel.model.job.search_checks import check_search
+from mm_autoparallel.model.job.search_checks import check_cached, check_search
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.unstated import find_unstated
 from mm_autoparallel.model.job.workload import Workload
@@ -292,20 +292,14 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     reason = second_products_reason(model, workload)
     if reason:
         raise JobError(f"workload: {reason}; leave it out", where=f"job file {path}")
-    number = job_file.cluster.num_devices
-    if any(asked > number for asked in job_file.search.devices or ()):
-        raise JobError(
-            f"search.devices is {list(job_file.search.devices or ())}, and the cluster has {number} devices; a "
-            "plan uses at most as many",
-            where=f"job file {path}",
-        )
     beside = [kind for kind in job_file.search.layouts if kind != "chain"] if job_file.search.layouts != "all" else []
     reason = model_reason(model, job_file.cluster, workload) if beside else None
     if reason:
         raise JobError(
             f"search.layouts names {beside[0]}, and there is none: {reason}; chain would do", where=f"job file {path}"
         )
-    check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
+    check_search(job_file.search, workload, job_file.cluster, path, has_experts)
+    check_cached(model, job_file.cluster, workload, path)
     _check_facts(model, job_file, path)
 
 

@@ -13,6 +13,7 @@ from itertools import product
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.arrangement import ENCODER_RUNS, MODULE_KINDS, Arrangement
 from mm_autoparallel.model.job.arrangement_law import PREFETCH_LAW, encoders_train, model_reason, stack_reason
+from mm_autoparallel.model.job.cached_law import may_be_cached
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.search.arrangements import (
@@ -137,6 +138,12 @@ def absence_reason(job: Job, wish: Wish) -> str | None:
         trains = encoders_train(job.model, (name,) if name else ())
         if word == "prefetch" and trains:
             return f"{PREFETCH_LAW}; freeze both, or run it in bubbles"
+        cached = [one for one in job.model.encoders if not name or one.name == name]
+        if word == "cached" and not may_be_cached(job.workload, [one.name for one in cached]):
+            return (
+                f"features of {name or 'the encoder'} may be made once and read where workload.cached_features names "
+                "it, and that does not"
+            )
         if word == "recomputed_phases" and not trains:
             return f"nothing of {name or 'the encoder'} trains, so nothing of it is run again; ask for phases"
     return None

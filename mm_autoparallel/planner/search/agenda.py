@@ -51,9 +51,8 @@ class Agenda:
 
     entries: every strategy that is listed so far. overfull: those of which a block ran out of memory when it was
     profiled, and what is known of that. boughs: what is not listed yet. scout: meets plans of some of those of several
-    chunks (search/scouting.py). was_rough: whether anything was left out by a rough_fraction. num_idle: processes
-    that wait for something to place, while this one looks for bounds; 0: this one places too. has_dived: whether bounds
-    took that long once.
+    chunks (search/scouting.py). num_idle: processes that wait for something to place, while this one looks for bounds;
+    0: this one places too. has_dived: whether bounds took that long once.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Agenda:
         self.overfull: dict[Strategy, str] = {}
         self._costs, self._steps = costs, LeastSteps(costs)
         self.branches = Branches(costs, self._steps, boughs)
-        self.caution, self.was_rough = Caution(costs.job), False
+        self.caution = Caution(costs.job)
         self._heap: list[Rank] = []
         self._set_aside: list[tuple[float, Pipeline]] = []
         self._begun: list[Pipeline] = []
@@ -186,7 +185,6 @@ class Agenda:
             if pipeline.is_refined and pipeline.trimming.begin(pipeline, cutoff_ms, should_stop):
                 return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, rough_fraction, should_stop):
-                self.was_rough = self.was_rough or rough_fraction > gap_fraction
                 pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue

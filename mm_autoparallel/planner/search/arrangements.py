@@ -26,6 +26,7 @@ from mm_autoparallel.model.job.arrangement_law import (
     module_reasons,
     stack_reason,
 )
+from mm_autoparallel.model.job.cached_law import may_be_cached
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
@@ -243,6 +244,8 @@ def _list_colocated(
     number, batch, parts = decoder.world_size, job.workload.global_batch_size, tuple(name.split(JOINED))
     trains = encoders_train(job.model, parts)
     num_layers = sum(part.layers.num_layers for part in job.model.encoders if part.name in parts)
+    if may_be_cached(job.workload, parts) and stack_reason(job.workload, "colocated", "cached") is None:
+        yield _on_shared("cached", ModuleLayout(name, 1, decoder.tp, decoder.dp, decoder.mbs, decoder.cp))
     if decoder.pp > 1 and decoder.cp == 1:
         yield _on_shared("inline", ModuleLayout(name, decoder.pp, decoder.tp, decoder.dp, decoder.mbs))
     for tp, cp in product(divisors(min(number, job.cluster.max_tensor_parallel)), job.search.encoder_cp):

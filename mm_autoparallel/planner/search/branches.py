@@ -118,9 +118,9 @@ class Branches:
 
     def _bound_ms(self, part: Bough | Branch, shares_ms: dict[str, float]) -> float:
         """No step is below, by what each sample takes of its devices' time, modality by modality."""
-        batch = self._costs.job.workload.global_batch_size
+        batch, cached = self._costs.job.workload.global_batch_size, self._costs.job.workload.cached_features
         apart_ms = sum(share_ms for name, share_ms in shares_ms.items() if name in part.apart)
-        shared_ms = sum(share_ms for name, share_ms in shares_ms.items() if name not in part.apart)
+        shared_ms = sum(share_ms for name, share_ms in shares_ms.items() if name not in (*part.apart, *cached))
         return batch * max(shared_ms / part.num_devices, apart_ms / max(part.num_apart, 1))
 
     @property

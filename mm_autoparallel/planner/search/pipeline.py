@@ -24,7 +24,7 @@ from mm_autoparallel.planner.search.floors import Floors
 from mm_autoparallel.planner.search.judging import Judging
 from mm_autoparallel.planner.search.level import Level, bounded_to, is_known, list_counted
 from mm_autoparallel.planner.search.raising import Raising
-from mm_autoparallel.planner.search.rough import of_level
+from mm_autoparallel.planner.search.rough import LeftOut, of_level
 from mm_autoparallel.planner.search.sounding import Sounding
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 from mm_autoparallel.planner.search.trimming import Trimming
@@ -65,6 +65,7 @@ class Pipeline:
     that it keeps waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process
     that placed it died. cutoff_ms: the cutoff when it was closed. trimming: emptier plans that are looked for between
     its slices; sounding, raising: fills that are tried where its order is to be found, and where bounds say no more.
+    left_out: the first level that ended roughly.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Pipeline:
     is_waiting: bool = False
     given_up: bool = False
     cutoff_ms: float | None = None
+    left_out: LeftOut | None = None
     trimming: Trimming = field(default_factory=Trimming)
     judging: Judging = field(default_factory=Judging)
     _num_close: int = 0
@@ -323,11 +325,14 @@ class Pipeline:
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms
-        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION, of_level(rough_fraction, self.level.num_slices))
+        is_rough = of_level(rough_fraction, self.level.num_slices) > (fine := max(gap_fraction, OPTIMAL_GAP_FRACTION))
+        keep = 1.0 - max(fine, of_level(rough_fraction, self.level.num_slices))
         aim_ms = keep * min(cutoff_ms, self.rank_ms)
         aim_ms = min(max(aim_ms, self.ranked_ms), self.elsewhere_ms) if rough_fraction else aim_ms
         lower = self.floors.fill_beyond(aim_ms, within_ms)
         if lower < fill * (1.0 if self.level.num_slices else WORTH_FRACTION):
+            if is_rough and self.left_out is None:
+                self.left_out = LeftOut(fill, within_ms, self.elsewhere_ms)
             self._leave_out(lower, aim_ms)
             return True
         if not self.is_placed(gap_fraction) or np.isinf(fill):
@@ -389,5 +394,5 @@ class Pipeline:
         """Note what the cutoff was, and forget the problem unless a placement of it was found."""
         self.level.pricing = None
         self.cutoff_ms = cutoff_ms if self.cutoff_ms is None else self.cutoff_ms
-        if self.placement is None:
+        if self.placement is None and self.left_out is None:
             self.problem = None

@@ -45,7 +45,7 @@ from mm_autoparallel.planner.search.recall import find_known, remember, remember
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
 from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.planner.search.robust import find_contenders, weigh
-from mm_autoparallel.planner.search.rough import rough_fraction
+from mm_autoparallel.planner.search.rough import Roughness
 from mm_autoparallel.planner.search.scouting import meet_at_once, scouting_s
 from mm_autoparallel.planner.search.slices import level_slice_s, next_slice_s, seems_long
 from mm_autoparallel.planner.search.space import SpaceEntry, list_all_boughs, list_space
@@ -134,7 +134,6 @@ class _Search:
     cluster: RayCluster | None
     cache: SolvedCache | None
     began_s: float
-    pipelines: list[Pipeline] = field(default_factory=list)
     visited: list[Pipeline] = field(default_factory=list)
     interrupted: bool = False
     used_processes: bool = False
@@ -143,7 +142,7 @@ class _Search:
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.job, self.telling = self.costs.job, Telling(self.on_progress)
+        self.job, self.telling, self.roughness = self.costs.job, Telling(self.on_progress), Roughness()
         self.agenda = Agenda(self.costs, self.boughs, self.scout)
         for entry in self.space:
             self.agenda.admit(entry, self.should_stop)
@@ -262,10 +261,12 @@ class _Search:
     def next_open(self, should_pause: Callable[[], bool]) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left, or on should_pause."""
         while True:
-            wanted = self.cutoff_ms, self.gap_fraction, rough_fraction(self.elapsed_s, self.left_s)
+            wanted = self.cutoff_ms, self.gap_fraction, self.roughness.fraction(self.elapsed_s, self.left_s)
             pipeline = self.agenda.next_open(*wanted, self.should_stop, should_pause)
             if pipeline is None:
-                return None
+                if self.should_stop() or should_pause() or not self.roughness.begin_again(self.agenda, self.cutoff_ms):
+                    return None
+                continue
             was_known = self.recall(pipeline)
             if pipeline.is_closed(self.cutoff_ms, self.gap_fraction):
                 self.agenda.close(pipeline, self.cutoff_ms)
@@ -362,9 +363,8 @@ class _Search:
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.costs, plan))
-        return tuple(estimates), tuple(
-            list_ends(self.agenda, self.cutoff_ms, self.worth_ms, self.gap_fraction, self.why_stopped())
-        )
+        ends = list_ends(self.agenda, self.cutoff_ms, self.worth_ms, self.gap_fraction, self.why_stopped())
+        return tuple(estimates), tuple(ends)
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) without a plan."""
@@ -391,7 +391,7 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
-        if self.agenda.was_rough and not self.interrupted and self.lower_bound_ms < self.worth_ms:
+        if any(p.left_out for p in self.pipelines) and not self.interrupted and self.lower_bound_ms < self.worth_ms:
             return "time limit"  # which left no time for what is this close
         if not self.agenda.branches.num_open(self.worth_ms) and all(map(is_too_much, self.open_pipelines())):
             return "finished"

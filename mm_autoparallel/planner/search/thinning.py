@@ -70,7 +70,8 @@ class Thinning:
         known: dict[object, list[tuple[Arrangement, dict[str, float]]]] = {}
         for one in options:
             try:
-                found = self._figures(costs, decoder, layers, one) if one.away else None
+                weighs = one.away and not one.is_cached  # of which there is one, and projectors may lie on stages
+                found = self._figures(costs, decoder, layers, one) if weighs else None
             except ProfileError:  # the search says so when it builds the strategy
                 found = None
             if found is None:

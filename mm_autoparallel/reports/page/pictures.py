@@ -61,10 +61,13 @@ def _map_one(
     encoder = arrangement.encoder
     decoder = ModuleLayout("text", own.pp, own.tp, own.dp, own.mbs, own.cp, whole.decoder_offset)
     num_layers = {part.name: part.layers.num_layers for part in model.modalities}
-    before = whole.num_stages_apart
+    before, of_encoder = whole.num_stages_apart, sum(num_layers[part] for part in encoder.parts)
     modules = [
-        _map_module(each, first, sum(num_layers[part] for part in each.parts))
-        for each, first in ((encoder, begun if arrangement.apart else before), (decoder, before))
+        _map_module(each, first, number)
+        for each, first, number in (
+            (encoder, begun if arrangement.apart else before, 0 if arrangement.is_cached else of_encoder),
+            (decoder, before, num_layers["text"]),
+        )
     ]
     return Layout(
         words=arrangement.words,
