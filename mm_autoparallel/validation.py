@@ -58,12 +58,21 @@ def validation_error(
         for finding in findings
         if finding["type"] != "too_short" or not any(_is_inside(other["loc"], finding["loc"]) for other in findings)
     ]
-    described = [_describe_finding(dict(finding), record, document) for finding in findings]
+    described = [_describe_finding(dict(finding), record, _drop_tags(finding["loc"], document)) for finding in findings]
     distinct = list(dict.fromkeys(described))
     told = distinct[:MAX_FINDINGS]
     rest = len(distinct) - len(told)
     key = _join(_drop_tags(findings[0]["loc"], document)) if len(distinct) == 1 else ""
     return error("; ".join(told) + (f"; and {rest} more" if rest else ""), where=where, key=key)
+
+
+def describe_unfit(failure: ValidationError) -> str:
+    """What is wrong with sizes that were read one by one, under names of another tool, and do not go together."""
+    described = []
+    for finding in failure.errors(include_url=False):
+        found = _describe_finding(dict(finding), BaseModel, finding["loc"])
+        described.append(f"sizes of {failure.title}: {found}" if finding["loc"] else found)
+    return "; ".join(dict.fromkeys(described))
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -76,9 +85,8 @@ def _is_inside(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bo
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
-def _describe_finding(finding: dict[str, Any], record: type[BaseModel], document: object) -> str:
+def _describe_finding(finding: dict[str, Any], record: type[BaseModel], location: tuple[str | int, ...]) -> str:
     kind, context = finding["type"], finding.get("ctx", {})
-    location = _drop_tags(finding["loc"], document)
     where = _join(location) or "the document"
     found = describe_value(finding["input"])
     if kind == "extra_forbidden":

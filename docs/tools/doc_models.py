@@ -22,8 +22,9 @@ def model_types() -> str:
         for (name, told), way in zip(types.items(), ways, strict=True)
     ]
     head = ("type", "read", "parts: layers/kinds", "parameters", "remark, or reason")
-    told = f"Of {len(types)} types recorded with transformers {record['transformers']}: {counted}."
-    return f"{told}\n\n{table(head, rows)}"
+    release = f"{record['of_release']} types of transformers {record['transformers']}"
+    some = "All" if len(types) == record["of_release"] else f"{len(types)} of the"
+    return f"{some} {release} have a record: {counted}.\n\n{table(head, rows)}"
 
 
 def _way(told: dict[str, Any]) -> str:
@@ -38,6 +39,6 @@ def _parts(told: dict[str, Any]) -> str:
 
 def _remark(told: dict[str, Any]) -> str:
     said = [told["refusal"]] if "refusal" in told else list(told["remarks"])
-    if told.get("idle"):
+    if told.get("idle") and not any("reached by no forward" in remark for remark in said):
         said.append(f"{told['idle']:,} parameters that no step reaches")
     return escaped("; ".join(said))

@@ -88,8 +88,9 @@ def _keep_all_layers(live: nn.Module) -> None:
     """No step leaves a layer out at random (LayerDrop, arXiv:1909.11556): what is read of a model is every layer."""
     for module in live.modules():
         for holder in (module, getattr(module, "config", None)):
-            if isinstance(getattr(holder, "layerdrop", None), float):
-                vars(holder)["layerdrop"] = 0.0
+            own = getattr(holder, "__dict__", {})
+            chances = [name for name in own if name.endswith("layerdrop") and isinstance(own[name], float)]
+            own.update(dict.fromkeys(chances, 0.0))
 
 
 def _own_config(make: Any, config: Any) -> Any:

@@ -183,6 +183,24 @@ def test_what_no_plan_says_is_named(old: str, new: str, told: str, tmp_path: Pat
         kind.read_plan(path, Given(model, world_size=8)) if kind else parse_toml(path.read_text(), str(path))
 
 
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_1f1b_low_memory"])
+def test_an_interleaved_schedule_of_one_part_a_rank_is_refused_before_files_are_made(
+    schedule: str, version: str, tmp_path: Path
+) -> None:
+    plan = PLANS["uneven_chunks"]
+    one = replace(plan.strategy, vpp=1, schedule=schedule, zero=3)
+    layers = {"text": (sum(plan.layers["text"]) // one.pp,) * one.pp}
+    plan = replace(plan, strategy=one, layers=layers, recompute={"text": (0,) * one.pp})
+    with pytest.raises(PlanError) as caught:
+        export_plan(plan, None, "torchtitan", out=tmp_path, version=version)
+    assert str(caught.value) == (
+        f"plan: schedule {schedule} with VPP 1, and torchtitan runs ranks of one part of the model under 1f1b or "
+        "gpipe; plan with search.schedule [1f1b], or with search.max_vpp 2"
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("text", "changes", "expected"),
     [

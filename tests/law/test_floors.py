@@ -54,6 +54,7 @@ FLOORS: dict[str, int] = {
     "hooks": 14,
     "mcp": 14,
     "cli": 15,
+    "__main__.py": 16,
 }
 
 # package → where it may be imported; anywhere else it would make the core slow to start or impossible to install.

@@ -27,6 +27,8 @@ from mm_autoparallel.integrations.huggingface.defaults import (
     QWEN2_VISION,
     QWEN3_5_VISION,
     QWEN3_VISION,
+    SPEECH_ALIASES,
+    TOWER_ALIASES,
     VIT,
 )
 from mm_autoparallel.integrations.huggingface.hub_cache import name_in_cache
@@ -35,11 +37,11 @@ from mm_autoparallel.integrations.huggingface.text import (
     OF_QWEN,
     OF_WHISPER,
     TEXT_FAMILIES,
+    as_text,
     count_heads,
     is_tied,
     read_sizes,
     read_text,
-    text_defaults,
     text_section,
 )
 from mm_autoparallel.model.job.layers import Layers, Window
@@ -66,7 +68,7 @@ def read_huggingface(file: Section) -> Model:
 
 def _read_qwen2_vl(file: Section) -> Model:
     text = read_text(text_section(file, "qwen2_vl_text"), tied=is_tied(file, "text_config", False))
-    part = file.section("vision_config", QWEN2_VISION)
+    part = file.section("vision_config", QWEN2_VISION, TOWER_ALIASES)
     width, merge = part.count("embed_dim"), part.count("spatial_merge_size", 2)
     layers = Layers(
         num_layers=part.layers("depth"),
@@ -84,15 +86,14 @@ def _read_qwen2_vl(file: Section) -> Model:
 
 def _read_qwen2_5_vl(file: Section) -> Model:
     text = read_text(text_section(file, "qwen2_5_vl_text"), tied=is_tied(file, "text_config", False))
-    return Model(encoders=(_qwen2_5_vision(file.section("vision_config", QWEN2_5_VISION)),), text=text)
+    return Model(encoders=(_qwen2_5_vision(file),), text=text)
 
 
 def _read_qwen2_5_omni(file: Section) -> Model:
     """The thinker, which is what is trained on text; talker and vocoder are models of their own."""
     thinker = file.section("thinker_config", {}) if file.has("thinker_config") else file
     text = read_text(text_section(thinker, "qwen2_5_omni_text"), tied=is_tied(thinker, "", False))
-    vision = _qwen2_5_vision(thinker.section("vision_config", QWEN2_5_VISION))
-    part = thinker.section("audio_config", QWEN2_AUDIO)
+    part = thinker.section("audio_config", QWEN2_AUDIO, SPEECH_ALIASES)
     width = part.count("d_model")
     layers = Layers(
         **read_sizes(part, width, OF_WHISPER),
@@ -113,10 +114,11 @@ def _read_qwen2_5_omni(file: Section) -> Model:
     )
     stem = MelFrames(num_mel_bins=part.count("num_mel_bins"))
     audio = Encoder(name="audio", stem=stem, layers=layers, projector=projector)
-    return Model(encoders=(vision, audio), text=text)
+    return Model(encoders=(_qwen2_5_vision(thinker), audio), text=text)
 
 
-def _qwen2_5_vision(part: Section) -> Encoder:
+def _qwen2_5_vision(file: Section) -> Encoder:
+    part = file.section("vision_config", QWEN2_5_VISION, TOWER_ALIASES)
     width, merge = part.count("hidden_size"), part.count("spatial_merge_size", 2)
     layers = Layers(
         **read_sizes(part, width, OF_QWEN),
@@ -136,7 +138,8 @@ def _read_qwen3_vl(file: Section) -> Model:
     model_type = file.text("model_type", "")
     text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
     defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
-    return Model(encoders=(towers.read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
+    vision = towers.read_qwen3_tower(file.section("vision_config", defaults, TOWER_ALIASES))
+    return Model(encoders=(vision,), text=text)
 
 
 def _read_internvl(file: Section) -> Model:
@@ -151,8 +154,7 @@ def _read_internvl(file: Section) -> Model:
 
 def _read_internvl_chat(file: Section) -> Model:
     """The form of OpenGVLab's own code: vision_config of type intern_vit_6b, llm_config."""
-    text = file.section("llm_config")
-    text = replace(text, defaults=text_defaults(text))
+    text = as_text(file.section("llm_config"))
     vision = _internvit(file.section("vision_config", INTERNVIT_OPENGVLAB), file, text.count("hidden_size"))
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 

@@ -16,10 +16,13 @@ _QWEN_TOWER = "hidden_size intermediate_size depth num_heads patch_size out_hidd
 _SPEECH = "num_mel_bins encoder_layers encoder_attention_heads encoder_ffn_dim d_model n_window output_dim"
 """Keys of one kind, in the order in which rows below give their values."""
 
-_WINDOW = {"sliding_window": 4096, "max_window_layers": 28}
+_WINDOW = {"use_sliding_window": False, "sliding_window": 4096}
+"""Of classes whose files say by themselves whether windows are used."""
+_LATE_WINDOW = _WINDOW | {"max_window_layers": 28}
+
 _LLAMA = sizes(_TEXT, 32000, 4096, 11008, 32, 32)
 _QWEN2 = sizes(_TEXT, 151936, 4096, 22016, 32, 32, 32)
-_QWEN2_VL = sizes(_TEXT, 152064, 8192, 29568, 80, 64, 8, sliding_window=4096, max_window_layers=80)
+_QWEN2_VL = sizes(_TEXT, 152064, 8192, 29568, 80, 64, 8) | _WINDOW | {"max_window_layers": 80}
 _QWEN2_MOE = sizes(_TEXT, 151936, 2048, 5632, 24, 16, 16) | sizes(_MOE, 1408, 4, 60)
 _DEEPSEEK_V2 = (
     sizes(_TEXT, 102400, 4096, 11008, 32, 32)
@@ -45,28 +48,27 @@ GPT2 = sizes("vocab_size n_positions n_embd n_layer n_head", 50257, 1024, 768, 1
 TEXT_DEFAULTS: dict[str, Sizes] = {
     "llama": _LLAMA,
     "mistral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, sliding_window=4096),
-    # what Mistral3Config puts in where text_config is missing as a whole
-    "mistral3_text": sizes(_TEXT, 131072, 5120, 32768, 40, 32, 8, head_dim=128),
-    "phi3": sizes(_TEXT, 32064, 3072, 8192, 32, 32),
+    "phi3": sizes(_TEXT, 32064, 3072, 8192, 32, 32, sliding_window=None),
     "internlm2": _LLAMA | {"vocab_size": 103168, "bias": True},
-    "qwen2": _QWEN2 | _WINDOW,
-    "qwen3": _QWEN2 | {"head_dim": 128} | _WINDOW,
-    "mixtral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, num_local_experts=8, num_experts_per_tok=2),
-    "qwen2_moe": _QWEN2_MOE | {"shared_expert_intermediate_size": 5632} | _WINDOW,
-    "qwen3_moe": sizes(_TEXT, 151936, 2048, 6144, 24, 32, 4, sliding_window=4096) | sizes(_MOE, 768, 8, 128),
+    "qwen2": _QWEN2 | _LATE_WINDOW,
+    "qwen3": _QWEN2 | _LATE_WINDOW | {"head_dim": 128},
+    "mixtral": (
+        sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, sliding_window=None)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2}
+    ),
+    "qwen2_moe": _QWEN2_MOE | _LATE_WINDOW | {"shared_expert_intermediate_size": 5632},
+    "qwen3_moe": sizes(_TEXT, 151936, 2048, 6144, 24, 32, 4) | sizes(_MOE, 768, 8, 128) | _WINDOW,
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1},
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen2_5_omni_text": sizes(_TEXT, 152064, 3584, 18944, 28, 28, 4) | _WINDOW | {"sliding_window": 32768},
+    "qwen2_5_omni_text": sizes(_TEXT, 152064, 3584, 18944, 28, 28, 4) | _LATE_WINDOW | {"sliding_window": 32768},
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
     "qwen3_omni_moe_text": sizes(_TEXT, 3584, 2048, 18944, 28, 28, 4) | sizes(_MOE, 768, 8, 128),
     "qwen3_asr_text": _QWEN2 | {"head_dim": 128},
     "glm4v_text": _GLM4V,
-    "glm4v_moe_text": (
-        _GLM4V | sizes(_TEXT, 151424, 4096, 10944, 46, 96, 8, head_dim=128) | sizes(_DEEPSEEK, 1408, 8, 128, 1, 1)
-    ),
+    "glm4v_moe_text": (_GLM4V | sizes(_TEXT, 151424, 4096, 10944, 46, 96, 8) | sizes(_DEEPSEEK, 1408, 8, 128, 1, 1)),
     "qwen3_vl_moe_text": _QWEN2_MOE,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_next": (
@@ -81,6 +83,34 @@ TEXT_DEFAULTS: dict[str, Sizes] = {
         | sizes(_MOE, 512, 8, 256, shared_expert_intermediate_size=512)
     ),
 }
+"""A type whose class knows no windows has no sliding_window here."""
+
+_LOCAL_EXPERTS = {"num_experts": "num_local_experts"}
+TEXT_ALIASES: dict[str, dict[str, str]] = {
+    "mixtral": {"num_local_experts": "num_experts"},
+    "qwen3_moe": _LOCAL_EXPERTS,
+    "qwen3_vl_moe_text": _LOCAL_EXPERTS,
+    "deepseek_v2": {"n_routed_experts": "num_experts"},
+    "deepseek_v3": {"n_routed_experts": "num_local_experts"},
+    "glm4v_moe_text": {"n_routed_experts": "num_local_experts"},
+}
+"""Other names by which classes know what stands above (their attribute_map), and which they may write: key → name."""
+GPT2_ALIASES = {
+    "n_embd": "hidden_size",
+    "n_positions": "max_position_embeddings",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+}
+TOWER_ALIASES = {"num_heads": "num_attention_heads", "depth": "num_hidden_layers"}
+SPEECH_ALIASES = {
+    "encoder_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+}
+
+# What Mistral3Config puts in where text_config, or vision_config, is missing as a whole.
+MISTRAL_OF_MISTRAL3 = sizes(_TEXT, 131072, 5120, 32768, 40, 32, 8, head_dim=128, sliding_window=None)
 
 QWEN2_VISION = sizes("hidden_size embed_dim mlp_ratio depth num_heads patch_size", 3584, 1280, 4, 32, 16, 14)
 # hidden_size 3584 is the class's default, though every published model of the family has 1280 in its file.
@@ -115,4 +145,5 @@ CLIP = sizes(_TOWER, 768, 3072, 12, 12, 224, 32, num_channels=3)
 # What LlavaConfig puts in where vision_config is missing as a whole.
 CLIP_OF_LLAVA = sizes(_TOWER, 1024, 4096, 24, 16, 336, 14, num_channels=3)
 PIXTRAL = sizes(_TOWER, 1024, 4096, 24, 16, num_channels=3, patch_size=16)
+PIXTRAL_OF_MISTRAL3 = PIXTRAL | {"patch_size": 14}
 VIT = CLIP | {"patch_size": 16}

@@ -11,7 +11,7 @@ from mm_autoparallel.model.readers.model_form import ModelForm, Undescribed
 def _models() -> Sequence[ModelForm]:
     from mm_autoparallel.integrations.huggingface.config import is_huggingface, read_huggingface
     from mm_autoparallel.integrations.huggingface.generic import is_generic, trace_config
-    from mm_autoparallel.integrations.huggingface.processor import with_image_tokens
+    from mm_autoparallel.integrations.huggingface.job import fill_job
 
     return [
         ModelForm(
@@ -20,7 +20,7 @@ def _models() -> Sequence[ModelForm]:
             read=read_huggingface,
             asked_last=True,
             undescribed=Undescribed(is_generic, trace_config),
-            fill_job=with_image_tokens,
+            fill_job=fill_job,
         )
     ]
 

@@ -5,16 +5,21 @@ Of Qwen3-Omni the thinker alone counts, which is what is trained on text; talker
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from mm_autoparallel.integrations.huggingface.defaults import QWEN3_ASR_AUDIO, QWEN3_AUDIO, QWEN3_VISION
+from mm_autoparallel.integrations.huggingface.defaults import (
+    QWEN3_ASR_AUDIO,
+    QWEN3_AUDIO,
+    QWEN3_VISION,
+    SPEECH_ALIASES,
+    TOWER_ALIASES,
+)
 from mm_autoparallel.integrations.huggingface.text import (
     OF_WHISPER,
     is_tied,
     read_sizes,
     read_text,
-    text_defaults,
     text_section,
 )
 from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, read_qwen3_tower
@@ -37,8 +42,8 @@ def read_qwen3_omni(file: Section) -> Model:
     """The thinker: towers for images and speech, a decoder with experts."""
     thinker = file.section("thinker_config", {}) if file.has("thinker_config") else file
     text = read_text(text_section(thinker, "qwen3_omni_moe_text"), tied=is_tied(thinker, "", False))
-    vision = read_qwen3_tower(thinker.section("vision_config", QWEN3_VISION))
-    return Model(encoders=(vision, _read_speech_tower(thinker.section("audio_config", QWEN3_AUDIO))), text=text)
+    vision = read_qwen3_tower(thinker.section("vision_config", QWEN3_VISION, TOWER_ALIASES))
+    return Model(encoders=(vision, _read_speech_tower(thinker, QWEN3_AUDIO)), text=text)
 
 
 def read_qwen3_asr(file: Section) -> Model:
@@ -46,20 +51,17 @@ def read_qwen3_asr(file: Section) -> Model:
     if file.has("thinker_config"):
         thinker = file.section("thinker_config")
         text = read_text(text_section(thinker, "qwen3_asr_text"), tied=is_tied(thinker, "text_config", False))
-        return Model(encoders=(_read_speech_tower(thinker.section("audio_config", QWEN3_AUDIO)),), text=text)
-    if file.has("text_config"):
-        part = text_section(file, "qwen3")
-    else:
-        part = replace(file.section("text_config", {}), defaults=text_defaults(file, "qwen3") | _QWEN3_OF_ASR)
-    audio = _read_speech_tower(file.section("audio_config", QWEN3_ASR_AUDIO))
-    return Model(encoders=(audio,), text=read_text(part, tied=is_tied(file, "", True)))
+        return Model(encoders=(_read_speech_tower(thinker, QWEN3_AUDIO),), text=text)
+    text = read_text(text_section(file, "qwen3", _QWEN3_OF_ASR), tied=is_tied(file, "", True))
+    return Model(encoders=(_read_speech_tower(file, QWEN3_ASR_AUDIO),), text=text)
 
 
-def _read_speech_tower(part: Section) -> Encoder:
+def _read_speech_tower(file: Section, defaults: Mapping[str, Any]) -> Encoder:
     """Chunks of 2 · n_window mel frames go through the convolutions by themselves, and layers attend within the tokens
 
     of n_window_infer frames (Qwen3OmniMoeAudioEncoder.forward).
     """
+    part = file.section("audio_config", defaults, SPEECH_ALIASES)
     width, chunk = part.count("d_model"), 2 * part.count("n_window")
     chunk_tokens = -(-chunk // 8)
     if part.count("n_window_infer") % chunk:

@@ -6,30 +6,41 @@ What a class of transformers builds counts: modules that predict further tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.integrations.huggingface.defaults import GPT2, TEXT_DEFAULTS
+from mm_autoparallel.integrations.huggingface.defaults import GPT2, GPT2_ALIASES, TEXT_ALIASES, TEXT_DEFAULTS
 from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.readers.expert_groups import read_groups
 from mm_autoparallel.model.readers.foreign import Section
 
 
-def text_section(file: Section, model_type: str) -> Section:
-    """The text sizes: under text_config, or at the top of the file as older ones have them."""
-    part = file.section("text_config", {}) if file.has("text_config") else file
-    inner = model_type if part is file else part.text("model_type", model_type)
-    return replace(part, defaults=text_defaults(part, inner))
+def text_section(file: Section, model_type: str, whole: Mapping[str, Any] | None = None) -> Section:
+    """The text sizes: under text_config, or at the top of the file as older ones have them.
+
+    whole: what a class puts in where text_config is missing as a whole; such a class looks for no sizes at the top.
+    """
+    if file.has("text_config"):
+        part = file.section("text_config", {})
+        return as_text(part, part.text("model_type", model_type))
+    if whole is None:
+        return as_text(file, model_type)
+    part = as_text(file.section("text_config", {}), model_type)
+    return replace(part, defaults={**part.defaults, **whole})
 
 
-def text_defaults(part: Section, model_type: str | None = None) -> dict[str, Any]:
-    """What the class of `part` (or `model_type`) puts in. Raises JobError where it is none that is known."""
+def as_text(part: Section, model_type: str | None = None) -> Section:
+    """`part` with what the class of its type (or `model_type`) puts in, and by which other names that knows its sizes.
+
+    Raises JobError where the type is none that is known.
+    """
     model_type = model_type or part.text("model_type", "")
     if model_type not in TEXT_DEFAULTS:
         raise part.refuse("model_type", f"one of {', '.join(TEXT_DEFAULTS)} is expected")
-    return {"model_type": model_type} | TEXT_DEFAULTS[model_type]
+    defaults = {"model_type": model_type} | TEXT_DEFAULTS[model_type]
+    return replace(part, defaults=defaults, aliases=TEXT_ALIASES.get(model_type, {}))
 
 
 def is_tied(file: Section, text_key: str, default: bool) -> bool:
@@ -71,10 +82,10 @@ def read_text(part: Section, tied: bool) -> Decoder:
     width = part.count("hidden_size")
     num_heads = part.count("num_attention_heads")
     latent = _read_latent(part) if part.has("kv_lora_rank") else None
-    if not latent and not part.has("head_dim"):
+    if not latent and not part.has("head_dim") and model_type != "glm4v_moe_text":  # whose own 96 do not divide 4096
         count_heads(part, "num_attention_heads", width)
-    is_whole = latent or _is_null(part, "num_key_value_heads")
-    num_kv_groups = num_heads if is_whole else part.count("num_key_value_heads", num_heads)
+    one_each = latent or part.is_null("num_key_value_heads")
+    num_kv_groups = num_heads if one_each else part.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_groups:
         raise part.refuse("num_key_value_heads", f"it must divide num_attention_heads {num_heads}")
     attention_bias = part.flag("bias" if model_type == "internlm2" else "attention_bias", False)
@@ -101,17 +112,12 @@ def read_text(part: Section, tied: bool) -> Decoder:
     return Decoder(vocab_size=part.count("vocab_size"), layers=layers, tied=tied)
 
 
-def _is_null(part: Section, key: str) -> bool:
-    """Whether the file says null at `key`, where that is a choice and no default that was left out."""
-    return part.content.get(key, 0) is None
-
-
 def _read_latent(part: Section) -> LatentAttention:
-    """A q_lora_rank of null: the query is not compressed."""
+    """A q_lora_rank of null is no default that was left out: the query is not compressed."""
     if part.flag("attention_bias", False):
         raise part.refuse("attention_bias", "compressing matrices with a bias are not understood")
     return LatentAttention(
-        q_lora_rank=0 if _is_null(part, "q_lora_rank") else part.number("q_lora_rank", 0),
+        q_lora_rank=0 if part.is_null("q_lora_rank") else part.number("q_lora_rank", 0),
         kv_lora_rank=part.count("kv_lora_rank"),
         qk_nope_head_dim=part.count("qk_nope_head_dim"),
         qk_rope_head_dim=part.count("qk_rope_head_dim"),
@@ -121,11 +127,10 @@ def _read_latent(part: Section) -> LatentAttention:
 
 def _read_delta(part: Section) -> DeltaAttention:
     """layer_types says which layers attend in full; a file without it has every full_attention_interval-th one so."""
-    num_layers = part.layers("num_hidden_layers")
-    full_layers = _full_as_listed(part, "linear_attention", num_layers)
+    full_layers = _full_layers(part, "linear_attention")
     if full_layers is None:
         interval = part.count("full_attention_interval")
-        full_layers = tuple(range(interval - 1, num_layers, interval))
+        full_layers = tuple(range(interval - 1, part.layers("num_hidden_layers"), interval))
     return DeltaAttention(
         num_key_heads=part.count("linear_num_key_heads"),
         num_value_heads=part.count("linear_num_value_heads"),
@@ -136,61 +141,61 @@ def _read_delta(part: Section) -> DeltaAttention:
     )
 
 
-def _full_as_listed(part: Section, other: str, num_layers: int) -> tuple[int, ...] | None:
-    """The layers that attend in full by layer_types, where those beside them are called `other`; None without one."""
-    listed, known = part.content.get("layer_types"), (other, "full_attention")
+def _full_layers(part: Section, other: str) -> tuple[int, ...] | None:
+    """The layers that layer_types calls full_attention; the rest are to be `other`. None where it is missing."""
+    listed, num_layers = part.content.get("layer_types"), part.layers("num_hidden_layers")
     if listed is None:
         return None
+    known = (other, "full_attention")
     if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
         raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
     return tuple(index for index, name in enumerate(listed) if name == "full_attention")
 
 
 def _read_window(part: Section) -> Window | None:
-    """sliding_window, of which layers each class says by a rule of its own; none where it is null, and Qwen's counts
-    only where use_sliding_window says so."""
-    optional = part.defaults["model_type"].startswith("qwen")
-    has_window = part.has("sliding_window") and not _is_null(part, "sliding_window")
-    if not has_window or not part.flag("use_sliding_window", not optional):
+    """sliding_window, where the class knows windows and null does not stand there; Qwen's counts only where
+
+    use_sliding_window says so.
+    """
+    if "sliding_window" not in part.defaults:
         return None
-    full_layers = _list_full(part, part.layers("num_hidden_layers"))
+    full_layers = _layers_without_window(part)
+    used = part.flag("use_sliding_window", False) if "use_sliding_window" in part.defaults else True
+    if not used or part.is_null("sliding_window") or not part.has("sliding_window"):
+        return None
     if len(full_layers) == part.layers("num_hidden_layers"):
         return None
     return Window(num_tokens=part.count("sliding_window"), full_layers=full_layers)
 
 
-_WINDOWS_BY_LAYER = ("qwen2", "qwen3", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
+def _layers_without_window(part: Section) -> tuple[int, ...]:
+    """Those before max_window_layers, where layer_types does not name them; of Qwen2-MoE each second of those, and all
 
-
-def _list_full(part: Section, num_layers: int) -> tuple[int, ...]:
-    """The layers that attend in full beside others with a window: as layer_types says, else those before
-    max_window_layers, and of Qwen2-MoE every second of these and all behind; none of other classes."""
-    if part.defaults["model_type"] not in _WINDOWS_BY_LAYER:
+    behind. None of a class without max_window_layers.
+    """
+    if "max_window_layers" not in part.defaults:
         return ()
-    listed = _full_as_listed(part, "sliding_attention", num_layers)
+    num_layers, bound = part.layers("num_hidden_layers"), part.number("max_window_layers", 0)
+    listed = _full_layers(part, "sliding_attention")
     if listed is not None:
         return listed
-    first = min(part.number("max_window_layers", 0), num_layers)
     if part.defaults["model_type"] == "qwen2_moe":
-        return tuple(index for index in range(num_layers) if index % 2 or index >= first)
-    return tuple(range(first))
+        return tuple(index for index in range(num_layers) if index % 2 or index >= bound)
+    return tuple(range(min(bound, num_layers)))
 
 
 def _read_experts(part: Section) -> Experts | None:
-    """The names differ: n_routed_experts (DeepSeek), num_experts (Qwen), num_local_experts (Mixtral, and Qwen as
-    transformers 5 saves it). What the file says counts before what its class puts in."""
-    names = ("n_routed_experts", "num_experts", "num_local_experts")
-    given = [name for name in names if part.content.get(name) is not None] or [name for name in names if part.has(name)]
-    if not given:
-        return None
-    of_deepseek = part.has("n_routed_experts")
-    return _experts(part, given[0], _first_dense(part) if of_deepseek else _scattered_dense(part), of_deepseek)
+    """The names differ: n_routed_experts (DeepSeek), num_experts (Qwen), num_local_experts (Mixtral)."""
+    if part.has("n_routed_experts"):
+        return _experts(part, "n_routed_experts", _first_dense(part))
+    key = next((key for key in ("num_experts", "num_local_experts") if part.has(key)), None)
+    return _experts(part, key, _scattered_dense(part)) if key else None
 
 
-def _experts(part: Section, key: str, dense_layers: tuple[int, ...], of_deepseek: bool) -> Experts:
+def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
     num_experts = part.count(key)
     if part.count("num_experts_per_tok") > num_experts:
-        raise part.refuse("num_experts_per_tok", f"it is at most {key} {num_experts}")
+        raise part.refuse("num_experts_per_tok", f"it is at most {part.name(key)} {num_experts}")
     width = part.count("moe_intermediate_size", part.count("intermediate_size"))
     shared = part.number("shared_expert_intermediate_size", 0)
     max_groups, num_groups = read_groups(part, num_experts)
@@ -200,7 +205,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...], of_deepseek
         ffn_size=width,
         shared_ffn_size=shared or part.number("n_shared_experts", 0) * width,
         shared_gate=shared > 0,
-        fp32_router=of_deepseek,
+        fp32_router=key == "n_routed_experts",
         dense_layers=dense_layers,
         max_groups=max_groups,
         num_groups=num_groups,
@@ -221,12 +226,12 @@ def _first_dense(part: Section) -> tuple[int, ...]:
 
 
 def _read_llama_kind(file: Section) -> Model:
-    part = replace(file, defaults=text_defaults(file))
+    part = as_text(file)
     return Model(text=read_text(part, tied=part.flag("tie_word_embeddings", False)))
 
 
 def _read_gpt2(file: Section) -> Model:
-    part = replace(file, defaults=GPT2)
+    part = replace(file, defaults=GPT2, aliases=GPT2_ALIASES)
     if part.flag("add_cross_attention", False):
         raise part.refuse("add_cross_attention", "a decoder by itself, without attention to an encoder, is expected")
     width = part.count("n_embd")

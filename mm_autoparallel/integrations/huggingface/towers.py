@@ -11,14 +11,22 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.integrations.huggingface.defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
+from mm_autoparallel.integrations.huggingface.defaults import (
+    GLM4V_VISION,
+    KIMI_VISION,
+    MISTRAL_OF_MISTRAL3,
+    PIXTRAL,
+    PIXTRAL_OF_MISTRAL3,
+    STEP3_VISION,
+    TOWER_ALIASES,
+)
 from mm_autoparallel.integrations.huggingface.text import (
     OF_QWEN,
+    as_text,
     count_heads,
     is_tied,
     read_sizes,
     read_text,
-    text_defaults,
     text_section,
 )
 from mm_autoparallel.model.job.layers import Layers, Window
@@ -112,7 +120,7 @@ def read_glm4v(file: Section) -> Model:
 
 def _glm4v_tower(file: Section) -> Encoder:
     """The convolution that merges tokens behind the last norm is part of the projector here."""
-    part = file.section("vision_config", GLM4V_VISION)
+    part = file.section("vision_config", GLM4V_VISION, TOWER_ALIASES)
     width, out, patch_size = part.count("hidden_size"), part.count("out_hidden_size"), part.side("patch_size")
     merge, bias = part.count("spatial_merge_size", 2), part.flag("attention_bias", False)
     layers = Layers(
@@ -151,11 +159,15 @@ def pixtral_tower(part: Section) -> tuple[Patches, Layers]:
 
 
 def read_mistral3(file: Section) -> Model:
-    """Pixtral's tower, whose tokens a matrix merges before the projector's two, and Mistral's decoder."""
-    part = replace(file.section("vision_config"), defaults=PIXTRAL)
+    """Pixtral's tower, whose tokens a matrix merges before the projector's two, and Mistral's decoder.
+
+    Its class ties the embeddings where nothing is said of it; published files have a text_config, say nothing of it,
+    and come with weights that are not tied.
+    """
+    part = file.section("vision_config", PIXTRAL if file.has("vision_config") else PIXTRAL_OF_MISTRAL3)
     if part.text("model_type", "pixtral") != "pixtral":
         raise part.refuse("model_type", "pixtral is expected")
-    text = text_section(file, "mistral" if file.has("text_config") else "mistral3_text")
+    text = text_section(file, "mistral", MISTRAL_OF_MISTRAL3)
     stem, layers = pixtral_tower(part)
     width, text_width = layers.hidden_size, text.count("hidden_size")
     merge = file.count("spatial_merge_size", 2) ** 2
@@ -169,7 +181,7 @@ def read_mistral3(file: Section) -> Model:
     )
     if file.flag("multimodal_projector_bias", False):
         raise file.refuse("multimodal_projector_bias", "a projector without biases is expected")
-    decoder: Decoder = read_text(text, tied=is_tied(file, "text_config", False))
+    decoder: Decoder = read_text(text, tied=is_tied(file, "text_config", not file.has("text_config")))
     return Model(encoders=(Encoder(name="vision", stem=stem, layers=layers, projector=projector),), text=decoder)
 
 
@@ -278,13 +290,21 @@ def read_deepseek_vl2(file: Section) -> Model:
     compressed vectors (use_mla).
     """
     text = file.section("language_config")
-    text = replace(text, defaults=text_defaults(text, text.text("model_type", "deepseek_v2")))
+    text = as_text(text, text.text("model_type", "deepseek_v2"))
     if not text.flag("use_mla", True):
         latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         kept = {key: value for key, value in text.content.items() if key not in latent}
         text = replace(text, content=kept, defaults={k: v for k, v in text.defaults.items() if k not in latent})
     vision = read_siglip(file.section("vision_config", {}), file.section("projector_config", {}))
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
+
+
+def _merged(part: Section) -> int:
+    """Tokens that become one: a rectangle of them, merge_kernel_size."""
+    sides = part.indices("merge_kernel_size")
+    if len(sides) != 2 or 0 in sides:
+        raise part.refuse("merge_kernel_size", "two whole numbers, at least 1, are expected")
+    return math.prod(sides)
 
 
 def read_kimi(file: Section) -> Model:
@@ -299,7 +319,7 @@ def read_kimi(file: Section) -> Model:
     part = file.section("vision_config", KIMI_VISION)
     own = {key.removeprefix("vt_").removeprefix("init_"): value for key, value in part.content.items()}
     part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
-    width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
+    width, merge = part.count("hidden_size"), _merged(part)
     layers = Layers(
         **read_sizes(part, width),
         **VIT_LAYERS,

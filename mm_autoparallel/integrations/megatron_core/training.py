@@ -24,6 +24,7 @@ from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
 from mm_autoparallel.model.readers.megatron_precision import read_megatron_precision
 from mm_autoparallel.model.readers.model_file import read_model
+from mm_autoparallel.validation import describe_unfit
 
 _LOCAL = ("--spec", "local")
 """Layers of megatron-core's own in the place of TransformerEngine's; other specifications are other models."""
@@ -114,7 +115,7 @@ def read_trained_model(passed: Passed, given: Given) -> Model:
     try:
         return read_megatron_arguments(section)
     except ValidationError as failure:
-        raise JobError(f"{passed.where}: its flags make no model: {failure.errors()[0]['msg']}") from None
+        raise JobError(f"{passed.where}: its flags make no model: {describe_unfit(failure)}") from None
     except JobError as failure:
         if failure.key != "vocab_size":
             raise

@@ -113,12 +113,17 @@ def _read_kind(config: Config, where: str) -> Any:
     )
 
 
+def run_with(vpp: int) -> tuple[str, ...]:
+    """The schedules of a pipeline whose ranks have `vpp` parts."""
+    return ("interleaved_1f1b", "interleaved_1f1b_low_memory") if vpp > 1 else ("1f1b", "gpipe")
+
+
 def _name_schedule(plan: Plan, sizes: Mapping[str, Any], where: str, order: str | None) -> Plan:
     """`plan` with the schedule that the configuration names, or whose order is the one in schedule.csv."""
     strategy, said = plan.strategy, sizes.get("pipeline_parallel_schedule", "1F1B")
     if strategy.pp == 1:
         return plan
-    fitting = ("interleaved_1f1b", "interleaved_1f1b_low_memory") if strategy.vpp > 1 else ("1f1b", "gpipe")
+    fitting = run_with(strategy.vpp)
     named = [replace(plan, strategy=replace(strategy, schedule=name)) for name in fitting]
     if said == MULTI:
         if order is None:
@@ -130,8 +135,8 @@ def _name_schedule(plan: Plan, sizes: Mapping[str, Any], where: str, order: str 
         )
     if found is None:
         raise PlanError(
-            f"{where}: pipeline_parallel_schedule is {describe_value(said)} with {strategy.vpp} parts a rank; planned "
-            f"are {', '.join(fitting)}"
+            f"{where}: pipeline_parallel_schedule is {describe_value(said)} with {strategy.vpp} "
+            f"part{'s' * (strategy.vpp > 1)} a rank; planned are {', '.join(fitting)}"
         )
     return found
 

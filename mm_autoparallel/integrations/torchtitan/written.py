@@ -36,7 +36,9 @@ from mm_autoparallel.integrations.torchtitan.read import (
     describe_launch,
     read_launch_plan,
     read_plan,
+    run_with,
 )
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
 CODE, TOML = "planned.py", "plan.toml"
@@ -199,6 +201,7 @@ def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, dict[str, Any]]
             f"plan: shards of {shard} ranks are no multiple of CP {strategy.cp}; plan with search.shard [0]"
         )
     _check_experts(plan, is_toml)
+    _check_schedule(strategy)
     recompute, recomputed = plan.recompute, _name_recomputed(plan)
     if is_toml and recomputed:
         recompute = {**recompute, "text": plan.layers["text"]}
@@ -255,6 +258,18 @@ def _check_experts(plan: Plan, is_toml: bool) -> None:
             f"plan: EP {strategy.ep} with ETP {strategy.expert_tp} beside TP {strategy.tp}, and torchtitan has experts "
             f"divided by {' or '.join(map(str, lawful))} there; plan with search.etp {[*lawful]}"
         )
+
+
+def _check_schedule(strategy: Strategy) -> None:
+    fitting = run_with(strategy.vpp)
+    if strategy.schedule in fitting:
+        return
+    several = "one part of the model" if strategy.vpp == 1 else f"{strategy.vpp} parts of the model"
+    other = ", or with search.max_vpp 2" if strategy.vpp == 1 and strategy.schedule in run_with(2) else ""
+    raise PlanError(
+        f"plan: schedule {strategy.schedule} with VPP {strategy.vpp}, and torchtitan runs ranks of {several} under "
+        f"{' or '.join(fitting)}; plan with search.schedule [{fitting[0]}]{other}"
+    )
 
 
 def _name_recomputed(plan: Plan) -> list[str]:

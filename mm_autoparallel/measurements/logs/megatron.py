@@ -33,6 +33,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
 from mm_autoparallel.model.readers.megatron_precision import MegatronPrecision, read_megatron_precision
+from mm_autoparallel.validation import describe_unfit
 
 Arguments = Mapping[str, Any]
 
@@ -337,6 +338,6 @@ def _read_model(
     try:
         return read_megatron_arguments(section).model_dump(mode="json")
     except ValidationError as failure:
-        raise log.error(f"its arguments make no model: {failure.errors()[0]['msg']}") from None
+        raise log.error(f"its arguments make no model: {describe_unfit(failure)}") from None
     except JobError as failure:
         raise log.error(failure.reason) from None

@@ -8,7 +8,7 @@ micro-batch beside one stage, in phases before several; no gradients go back to 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.arrangement import JOINED, MODULE_KINDS, Arrangement, ModuleLayout
@@ -16,7 +16,7 @@ from mm_autoparallel.model.job.cached_law import break_cached
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import sharing_reasons
 from mm_autoparallel.model.job.division_law import division_reasons
-from mm_autoparallel.model.job.model import Model, Patches
+from mm_autoparallel.model.job.model import Encoder, Model, Patches
 from mm_autoparallel.model.job.sharding import zero_reason
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import Stack, Workload
@@ -240,15 +240,20 @@ def beside_reasons(decoder: Strategy, away: bool) -> Iterator[str]:
 
 
 def _break_context(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """Of an encoder whose ranks share the tokens of each sample: its own attention in its own CP."""
     arrangement = strategy.arrangement
     assert arrangement is not None
-    if arrangement.encoder.cp == 1:
-        return
-    own = strategy.of_encoder()
+    if arrangement.encoder.cp > 1:
+        encoders = [encoder for encoder in model.encoders if encoder.name in arrangement.encoder.parts]
+        yield from own_context_reasons(encoders, cluster, workload, strategy.of_encoder())
+
+
+def own_context_reasons(
+    encoders: Sequence[Encoder], cluster: Cluster, workload: Workload, own: Strategy
+) -> Iterator[str]:
+    """The rules that one module of `encoders` breaks, of sizes `own`, whose ranks share the tokens of each sample: its
+    own attention in its own CP."""
     if "stack" in workload.model_fields_set:
         yield f"the encoder's CP is {own.cp}, and layouts of workload.stack {workload.stack} have encoders of CP 1"
-    encoders = [encoder for encoder in model.encoders if encoder.name in arrangement.encoder.parts]
     for reason in sharing_reasons(encoders, cluster, workload, own):
         yield f"of the encoder: {reason}"
     for encoder in encoders:

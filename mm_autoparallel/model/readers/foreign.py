@@ -31,7 +31,8 @@ def _is_number(value: Any) -> TypeGuard[int]:
 class Section:
     """The mapping at `key` of the file `path`, which messages call `what`.
 
-    What it leaves out comes from `defaults`; null counts as left out.
+    What it leaves out comes from `defaults`; null counts as left out. aliases: key → another name that the file may
+    have for it, which counts before the key itself.
     """
 
     content: Mapping[str, Any]
@@ -39,10 +40,20 @@ class Section:
     key: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     what: str = "model file"
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, key: str) -> bool:
         """True if the file or the defaults give `key` a value."""
         return self._find(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """True if the file itself says null at `key`, for keys where that is no default that was left out."""
+        return self.name(key) in self.content and self.content[self.name(key)] is None
+
+    def name(self, key: str) -> str:
+        """What the file calls `key`."""
+        alias = self.aliases.get(key, key)
+        return key if self.content.get(alias) is None else alias
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number of at least 1. With a `default` the key may be missing."""
@@ -113,18 +124,20 @@ class Section:
             raise self.refuse(key, "a whole number, at least 1, or a pair of equal ones is expected")
         return value
 
-    def section(self, key: str, defaults: Mapping[str, Any] | None = None) -> Section:
+    def section(
+        self, key: str, defaults: Mapping[str, Any] | None = None, aliases: Mapping[str, str] | None = None
+    ) -> Section:
         """The mapping under `key`; an empty one with `defaults` if it is missing and defaults are given."""
         value = self._find(key, {} if defaults is not None else None)
         if value is None:
             raise self._missing(key, "a mapping")
         if not isinstance(value, Mapping):
             raise self.refuse(key, "a mapping is expected")
-        return replace(self, content=value, key=self.where(key), defaults=defaults or {})
+        return replace(self, content=value, key=self.where(key), defaults=defaults or {}, aliases=aliases or {})
 
     def where(self, key: str) -> str:
         """The key as one would write it from the top of the file."""
-        return f"{self.key}.{key}" if self.key else key
+        return f"{self.key}.{self.name(key)}" if self.key else self.name(key)
 
     def refuse(self, key: str, reason: str) -> JobError:
         """The error that says what stands at `key` and why that will not do; for the caller to raise."""
@@ -138,7 +151,7 @@ class Section:
         return JobError(reason, where=f"{self.what} {self.path}", key=self.where(key))
 
     def _find(self, key: str, default: Any = None) -> Any:
-        value = self.content.get(key)
+        value = self.content.get(self.name(key))
         if value is None:
             value = self.defaults.get(key)
         return default if value is None else value

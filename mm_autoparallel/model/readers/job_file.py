@@ -9,16 +9,16 @@ from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document, read_text
-from mm_autoparallel.model.job.arrangement_law import model_reason, search_reason
+from mm_autoparallel.model.job.arrangement_law import model_reason
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
-from mm_autoparallel.model.job.division_law import vocabulary_remarks
 from mm_autoparallel.model.job.fact_law import fact_reasons
 from mm_autoparallel.model.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.model.job.job import Job, SearchSpace, asks_low
 from mm_autoparallel.model.job.layer_modes import second_products_reason
+from mm_autoparallel.model.job.layout_limits import warn_of_search
 from mm_autoparallel.model.job.model import Adapters, Model
-from mm_autoparallel.model.job.schedule_law import is_order_file, searched_schedules
+from mm_autoparallel.model.job.schedule_law import is_order_file
 from mm_autoparallel.model.job.search_checks import check_cached, check_search
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.unstated import find_unstated
@@ -114,6 +114,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         adapted = model.model_dump() | {"adapters": job_file.adapters.model_dump()}
         model = parse_record(Model, adapted, "job file", path)
     _check_together(model, job_file, path)
+    told = warn_of_search(model, job_file.cluster, job_file.workload, job_file.search, path)
     return Job(
         model=model,
         cluster=job_file.cluster,
@@ -122,7 +123,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
-        warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_search(model, job_file)),
+        warnings=(*read, *_warnings(model, job_file.workload), *told),
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
         samples=samples,
@@ -131,12 +132,14 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
 
 def _fill_job(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The job's content with what files beside its model's say, and a sentence for what was read."""
-    named = document.get("model")
-    model_path = path.parent / named if isinstance(named, str) else path
-    if not isinstance(named, str) or not is_there(model_path):
+    """The job's content with what files beside its model's say, and a sentence for what was read or is left out."""
+    named, what = document.get("model"), f"job file {path}"
+    if isinstance(named, str) and is_there(path.parent / named):
+        what = f"model file {path.parent / named}"
+        named = read_document(path.parent / named, "model file")
+    if not isinstance(named, dict):
         return document, ()
-    form = find_form(read_document(model_path, "model file"), f"model file {model_path}")
+    form = find_form(named, what)
     return form.given.fill_job(document, path) if form and form.given.fill_job else (document, ())
 
 
@@ -364,19 +367,6 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
     )
     for reason in reasons:
         raise JobError(f"workload: {reason}; leave it out or mend it", where=f"job file {path}")
-
-
-def _warn_of_search(model: Model | TracedModel, job_file: JobFile) -> list[str]:
-    """A sentence where all layouts are asked for and there is but one, and where the vocabulary alone limits TP."""
-    cluster, workload, search = job_file.cluster, job_file.workload, job_file.search
-    reason = model_reason(model, cluster, workload)
-    reason = reason or search_reason(workload, searched_schedules(search.schedule, workload))
-    widest = cluster.max_tensor_parallel
-    sizes = [tp for tp in search.tp or range(1, widest + 1) if tp <= widest and cluster.num_devices % tp == 0]
-    warnings = vocabulary_remarks(model, workload, sizes, not reason and search.kinds != ("chain",))
-    if reason and search.layouts == "all":
-        warnings.append(f"search.layouts is all, and the chain alone is planned: {reason}")
-    return warnings
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

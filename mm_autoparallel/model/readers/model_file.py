@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
@@ -18,7 +17,7 @@ from mm_autoparallel.model.readers.megatron_arguments import is_megatron_argumen
 from mm_autoparallel.model.readers.model_form import ModelForm
 from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_offers
 from mm_autoparallel.records import Noun
-from mm_autoparallel.validation import parse_record
+from mm_autoparallel.validation import describe_unfit, parse_record
 
 
 class _Inline(Noun):
@@ -73,8 +72,7 @@ def _parse_foreign(file: Section) -> Model | None:
         if is_megatron_arguments(file.content):
             return read_megatron_arguments(file)
     except ValidationError as failure:  # sizes that are each right but do not go together
-        reasons = [_tell(finding) for finding in failure.errors()]
-        raise JobError("; ".join(reasons), where=where) from None
+        raise _unfit_error(failure, file) from None
     if "text" not in file.content:
         forms = sorted((offer.given for offer in list_offers("models", ModelForm)), key=lambda form: form.asked_last)
         raise JobError(
@@ -85,11 +83,22 @@ def _parse_foreign(file: Section) -> Model | None:
     return None
 
 
-def _tell(finding: ErrorDetails) -> str:
-    """What a model's sizes break: its own law in words, else the size and the limits that every one has."""
-    if "error" in finding.get("ctx", {}):
-        return str(finding["ctx"]["error"])
-    return f"{'.'.join(map(str, finding['loc']))} would be {finding['input']!r}: {finding['msg']}"
+def _unfit_error(failure: ValidationError, file: Section) -> JobError:
+    """A size that is made of several and became too large is told with the file's largest number."""
+    reason = describe_unfit(failure)
+    if any(finding["type"] == "less_than_equal" for finding in failure.errors()):
+        number, key = max(_numbers(file), default=(0, ""))
+        reason += f" (the file's largest number is {key} {number:,})" if key else ""
+    return JobError(reason, where=f"{file.what} {file.path}")
+
+
+def _numbers(part: Section) -> Iterator[tuple[int, str]]:
+    """Whole numbers in `part` and what is inside, each with its key."""
+    for key, value in part.content.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(part.section(key))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield value, part.where(key)
 
 
 def _read(form: Offer[ModelForm], file: Section) -> Model:

@@ -47,7 +47,7 @@ class ModelForm:
     is of this form. read: the model; raises JobError naming file, key and value, as Section's look-ups do. asked_last:
     files of other forms may have the mark too, so those are asked first. undescribed: models of the form that `read`
     cannot tell from their file. fill_job: (a job's content, its path) → that with what files beside the model's say,
-    and a sentence for what was read; raises JobError for a malformed one.
+    and a sentence for what was read or is left out of the model; raises JobError for a malformed one.
     """
 
     mark: str

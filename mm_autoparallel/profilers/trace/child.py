@@ -11,6 +11,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_form import REFUSAL
+from mm_autoparallel.validation import describe_unfit
 
 
 def main(folder: str) -> int:
@@ -27,8 +28,7 @@ def main(folder: str) -> int:
         text = json.dumps(found.model.document(), indent=1)
         write_text_atomically(place / "model.json", text + "\n")
     except ValidationError as failure:  # sizes that its class takes and no model has
-        told = [f"{'.'.join(map(str, finding['loc']))}: {finding['msg']}" for finding in failure.errors()]
-        reason = f"model file {request['path']}: {'; '.join(told)}"
+        reason = f"model file {request['path']}: {describe_unfit(failure)}"
     except PlannerError as failure:
         reason = " ".join(str(failure).split())
     else:

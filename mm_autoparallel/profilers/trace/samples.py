@@ -27,7 +27,7 @@ _PLACES = "image_embeds_position_mask"
 
 _MEL_BINS = (
     *("num_mel_bins", "n_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size"),
-    "input_feat_per_channel",
+    *("input_feat_per_channel", "feature_projection_input_dim"),
 )
 
 
@@ -69,7 +69,7 @@ def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: 
     for name in ("input_ids", "decoder_input_ids", "labels"):
         if name in asked:
             batch[name] = tokens
-    if "attention_mask" in asked:
+    if "attention_mask" in asked and ("input_ids" in asked or "decoder_input_ids" not in asked):  # else of sounds
         batch["attention_mask"] = torch.ones_like(tokens)
     if "use_cache" in asked or "kwargs" in asked:
         batch["use_cache"] = False

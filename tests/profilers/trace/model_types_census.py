@@ -5,9 +5,9 @@
 Of each type the class is built from its default config (with what publishers' files say where the default contradicts
 itself, published_sizes.py), without memory. A type that a reader of this package describes is read by it, any other is
 taken apart, and either way the parameters are counted against those of the class. Each type's record is kept in
-tests/fixtures/model_types.json as soon as it is there; docs/reference/model-types.md is made of it. Ends with 1 where a
-type that was read whole is so no more, or a reader's parameters are not those of the class. `make nightly` runs it;
-every_type.py goes on to plans.
+tests/fixtures/model_types.json as soon as it is there, beside how many types the release has; what is made of it,
+docs/reference/model-types.md, says both. Ends with 1 where a type that was read whole is so no more, or a reader's
+parameters are not those of the class. `make nightly` runs it; every_type.py goes on to plans.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def main() -> int:
         if "crash" in told or (is_whole(before.get(model_type, {})) and not is_whole(told)):
             lost.append(model_type)
         kept = {name: before[name] for name in before if name in types} | {model_type: told}
-        now = {"transformers": transformers.__version__, "types": dict(sorted(kept.items()))}
+        release = {"transformers": transformers.__version__, "of_release": len(types)}
+        now = release | {"types": dict(sorted(kept.items()))}
         write_text_atomically(RECORD, json.dumps(now, indent=1) + "\n")
         print(model_type, json.dumps(told), flush=True)
     record = json.loads(RECORD.read_text())["types"]

@@ -168,6 +168,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "t5gemma2": {"encoder": {"vision_config": {"image_size": 896, "patch_size": 14}, "mm_tokens_per_image": 256}},
     # stepfun-ai/Step-3.5-Flash's windows
     "step3p7": {"text_config": {"sliding_window": 512}},
+    # UsefulSensors/moonshine-streaming-tiny: as many groups as heads, where the default names none
+    "moonshine_streaming": {"num_key_value_heads": 8},
     # facebook/xmod-base
     "xmod": {"default_language": "en_XX"},
     # CohereLabs/North-Micro-Vision-Instruct

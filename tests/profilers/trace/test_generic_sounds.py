@@ -56,6 +56,27 @@ def take_apart(document: dict[str, Any]) -> Undescribed:
     return found
 
 
+SEAMLESS = {
+    "model_type": "seamless_m4t",
+    "hidden_size": WIDTH,
+    "vocab_size": 160,
+    "feature_projection_input_dim": 10,
+    "speech_encoder_layers": 4,
+    "speech_encoder_attention_heads": 4,
+    "speech_encoder_intermediate_size": INNER,
+    "speech_encoder_layerdrop": 0.9,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": INNER,
+}
+
+
+def test_a_class_of_speech_whose_mask_is_of_its_sounds_runs_with_every_layer() -> None:
+    """Its frames are as wide as its config says of its first matrix, and its layers drop out under another name."""
+    model = take_apart(SEAMLESS).model
+    assert [(part.name, part.layers.num_layers) for part in model.parts] == [("audio", 4), ("text", 2)]
+
+
 def test_a_class_that_only_has_a_tower_and_a_projector_hears() -> None:
     model = take_apart(QWEN2_AUDIO).model
     assert [(part.name, part.layers.num_layers) for part in model.parts] == [("audio", 3), ("text", 2)]
