@@ -32,14 +32,15 @@ from mm_autoparallel.pipeline.simulate.memory import (
     list_stage_memory,
 )
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
+from mm_autoparallel.planner.batch_steps import BatchSteps, prepare_steps
 from mm_autoparallel.planner.by_module import ModuleShare, share_by_module
 from mm_autoparallel.planner.cached_features import describe_cached
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
+from mm_autoparallel.planner.drawn_batches import draw_batches
 from mm_autoparallel.planner.over_batches import (
     Floats,
     StepOverBatches,
     describe_longest,
-    draw_batches,
     step_over_batches,
 )
 from mm_autoparallel.planner.plan import Figures, Plan, plan_document
@@ -89,8 +90,13 @@ class Estimate:
         """The step over drawn batches; None where the job does not say what samples are like."""
         if self.sampled is None:
             return None
-        drawn = draw_batches(self.sampled)
-        return step_over_batches(drawn, self.problem, self.placement, self.plan.strategy)
+        return step_over_batches(draw_batches(self.sampled), self.batch_steps)
+
+    @cached_property
+    def batch_steps(self) -> BatchSteps:
+        """Its steps under drawn batches. Only where the job says what samples are like."""
+        assert self.sampled is not None
+        return prepare_steps(self.sampled, self.problem, self.placement, self.plan.strategy)
 
     @cached_property
     def device_peak_bytes(self) -> tuple[float, ...]:
@@ -211,7 +217,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
         interval=find_interval(used, strategy),
         replica_step_ms=replica_step_ms,
         job_sha256=job.sha256,
-        sampled=known if job.samples is not None else None,
+        sampled=used if job.samples is not None else None,
         warnings=(
             *job.warnings,
             *plan.warnings,

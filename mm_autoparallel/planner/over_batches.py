@@ -1,9 +1,6 @@
 """The step of a plan over drawn global batches, whose samples differ: mean, p95, p99 and the mean of the worst.
 
-Samples are drawn one by one, each as likely as any other, and dealt in the order in which they come (`arrival`), as
-Megatron-LM's samplers deal them: micro-batch by micro-batch, of each to one replica after another. All plans are judged
-by the same draws (common random numbers). Each replica's pipeline is played with its own micro-batches, and the step is
-the longest of them: they meet once a step, in the tails of their stages.
+Batches are drawn in planner/drawn_batches.py, and played in planner/batch_steps.py.
 
 For a fixed placement, order and dealing the step is the longest of sums of durations, so convex and growing in them,
 and by Jensen's inequality E[T(d)] >= T(E[d]), E[d] taken position by position (Baccelli et al. 1992, Synchronization
@@ -17,60 +14,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.costs.sample_loads import relative_loads, relative_sizes
 from mm_autoparallel.model.costs.uneven import at_longest
-from mm_autoparallel.model.job.job import BatchObjective, Job
-from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.job.sample_source import Packing
+from mm_autoparallel.model.job.job import BatchObjective
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import sum_loads
-from mm_autoparallel.pipeline.simulate.unequal import UnequalSteps, list_modalities, prepare
-from mm_autoparallel.samples.table import SampleTable
+from mm_autoparallel.planner.batch_steps import BatchSteps
+from mm_autoparallel.planner.drawn_batches import POLICY, DrawnBatches
 from mm_autoparallel.units import format_bytes
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
-POLICY = "arrival"
-"""How samples are dealt to replicas and micro-batches."""
 _WORST_FRACTION = 0.05
 """Of all batches, those whose mean cvar95 is."""
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnBatches:
-    """Of one job. load_factor: modality → [n] loads of its samples over that of the mean sample; size_factor: the same
-    of tokens, which memory goes by. batches: [S, B] numbers of the samples in each global batch, in the order in which
-    they come. Where samples are packed, all that is of sequences, and `packing` says how; else it is empty.
-    """
-
-    load_factor: dict[str, Floats]
-    size_factor: dict[str, Floats]
-    batches: Ints
-    packing: str = ""
-
-    @property
-    def mean_factor(self) -> dict[str, float]:
-        """Modality → what every position expects."""
-        return {name: float(np.mean(loads)) for name, loads in self.load_factor.items()}
-
-    def longest(self, strategy: Strategy) -> dict[str, float]:
-        """Modality → how many times the mean's tokens the micro-batch with most of them has, of all drawn batches."""
-        dealt = self.batches.reshape(-1, strategy.mbs)
-        return {name: float(sizes[dealt].mean(axis=1).max()) for name, sizes in self.size_factor.items()}
-
-    def deal(self, batch: int, modalities: tuple[str, ...], strategy: Strategy) -> Floats:
-        """[DP, modalities, M] factors on the times of each micro-batch of each replica in one batch."""
-        dealt = self.batches[batch].reshape(-1, strategy.dp, strategy.mbs)
-        return np.stack([self.load_factor[name][dealt].mean(axis=2).T for name in modalities], axis=1)
 
 
 @dataclass(frozen=True)
@@ -118,46 +78,9 @@ class StepOverBatches:
         )
 
 
-_DRAWN: WeakKeyDictionary[SampleTable, list[tuple[Model, Workload, str, DrawnBatches]]] = WeakKeyDictionary()
-"""By a job's samples: for which model, workload and calibration."""
-
-
-def draw_batches(job: Job | CostModel) -> DrawnBatches:
-    """The batches of a job with samples; worked out once for each model, workload and calibration."""
-    known = CostModel.of(job)
-    job, samples = known.job, known.job.samples
-    source = job.workload.samples
-    assert samples is not None
-    assert source is not None
-    of_table, calibration = _DRAWN.setdefault(samples, []), known.calibration.description
-    for model, workload, name, drawn in of_table:
-        if model is job.model and workload is job.workload and name == calibration:
-            return drawn
-    sizes = (source.batches, job.workload.global_batch_size)
-    batches = np.random.default_rng(source.seed).integers(samples.num_sequences, size=sizes)
-    loads, lengths = relative_loads(known, samples), relative_sizes(known, samples)
-    drawn = DrawnBatches(loads, lengths, batches, _describe_packing(job.model, source.packing, samples))
-    of_table.append((job.model, job.workload, calibration, drawn))
-    return drawn
-
-
-def _describe_packing(model: Model, packing: Packing | None, samples: SampleTable) -> str:
-    """`in_order up to 8192 tokens, 3.4 samples a sequence, 93 % full, padded`."""
-    if packing is None:
-        return ""
-    full = samples.num_tokens(model.merge_tokens, model.audio_tokens_per_s).sum() / packing.tokens
-    return (
-        f"{packing.rule} up to {packing.tokens} tokens, {len(samples) / samples.num_sequences:.1f} samples a sequence, "
-        f"{100 * full / samples.num_sequences:.0f} % full{', padded' if packing.padded else ''}"
-    )
-
-
-def step_over_batches(
-    drawn: DrawnBatches, problem: Problem, placement: Placement, strategy: Strategy
-) -> StepOverBatches:
-    """What `placement` takes over all drawn batches. problem: the pipeline of `strategy`, as the job has it."""
-    ready, modalities = prepare(problem, placement), list_modalities(problem)
-    steps = np.array([ready.play(drawn.deal(batch, modalities, strategy)).max() for batch in range(len(drawn.batches))])
+def step_over_batches(drawn: DrawnBatches, ready: BatchSteps) -> StepOverBatches:
+    """What a plan takes over all drawn batches."""
+    steps = np.array([ready.step_ms(drawn, batch) for batch in range(len(drawn.batches))])
     ranked = np.sort(steps)
     worst = ranked[-max(1, round(_WORST_FRACTION * len(ranked))) :]
     return StepOverBatches(
@@ -167,18 +90,10 @@ def step_over_batches(
         p99_ms=float(np.quantile(steps, 0.99, method="higher")),
         cvar95_ms=float(worst.mean()),
         cvar95_error_ms=float(worst.std() / np.sqrt(len(worst))),
-        at_mean_ms=play_at_mean(drawn, ready),
+        at_mean_ms=ready.at_mean_ms(drawn),
         steps_ms=tuple(ranked.tolist()),
         packing=drawn.packing,
     )
-
-
-def play_at_mean(drawn: DrawnBatches, ready: UnequalSteps) -> float:
-    """The step with the durations that every position expects: never above the true mean of steps."""
-    means = drawn.mean_factor
-    factors = np.array([means[name] for name in list_modalities(ready.problem)])
-    even = np.broadcast_to(factors[None, :, None], (1, len(factors), ready.problem.num_microbatches))
-    return float(ready.play(even)[0])
 
 
 def least_mean_fraction(drawn: DrawnBatches) -> float:

@@ -121,13 +121,15 @@ def test_layouts_and_schedules_together() -> None:
     assert {"free", "zb_h1"} < {one.schedule for one in lawful}
 
 
-def test_uneven_samples_go_with_the_chain_alone() -> None:
+def test_uneven_samples_of_two_encoders_go_with_the_chain_alone() -> None:
     job = make_job(layouts="all", mbs=[1])
     uneven = replace(job, workload=job.workload.model_copy(update={"micro_batch_scale": {"vision": (1.0, 2.0)}}))
     assert not any(entry.strategy.arrangement for entry in list_entries(uneven))
     samples = SampleSource.model_validate({"text_tokens": 512.0})
-    drawn = replace(job, workload=job.workload.model_copy(update={"samples": samples}))
-    assert not any(entry.strategy.arrangement for entry in list_entries(drawn))
+    for hears in (True, False):
+        of = make_job(layouts="all", mbs=[1], hears=hears)
+        drawn = replace(of, workload=of.workload.model_copy(update={"samples": samples}))
+        assert any(entry.strategy.arrangement for entry in list_entries(drawn)) != hears
 
 
 def test_wishes_that_cannot_be() -> None:

@@ -14,8 +14,9 @@ from mm_autoparallel.model.job.job import BatchObjective, Job
 from mm_autoparallel.model.job.sample_source import SampleSource
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.drawn_batches import draw_batches
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
-from mm_autoparallel.planner.over_batches import describe_longest, draw_batches, least_mean_fraction
+from mm_autoparallel.planner.over_batches import describe_longest, least_mean_fraction
 from mm_autoparallel.planner.plan import Plan, plan_document
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.watched import describe_end

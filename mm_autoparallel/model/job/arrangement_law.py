@@ -46,9 +46,10 @@ def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | No
         )
     if len(cluster.kinds) > 1 or cluster.slow_devices or cluster.device_time_spread_fraction:
         return "an arrangement is planned on devices that are all alike, and the cluster has several kinds"
-    for key in ("micro_batch_scale", "samples"):
-        if getattr(workload, key):
-            return f"an arrangement is planned for equal micro-batches, and workload.{key} is given"
+    if workload.micro_batch_scale:
+        return "an arrangement is planned for equal micro-batches, and workload.micro_batch_scale is given"
+    if workload.samples and len(names) > 1:
+        return f"an arrangement of {', '.join(names)} is planned for equal micro-batches, and workload.samples is given"
     if workload.replicate_towers:
         return "an arrangement gives the encoder sizes of its own, and workload.replicate_towers replicates it"
     return None

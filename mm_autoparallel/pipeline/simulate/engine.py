@@ -140,6 +140,39 @@ def play(
 
 
 @kernel
+def play_together(
+    stage: IntArray,
+    dependency: IntArray,
+    hop: IntArray,
+    duration: IntArray,
+    durations_ms: Floats,
+    hops_ms: Floats,
+    tails_ms: Floats,
+    shared: NDArray[np.bool_],
+) -> float:
+    """The step in ms of several runs that have stages in common: there a task begins in all of them once it may in
+    each, and ends in all at once. durations_ms: [R, .] of each run; shared: [P]. The rest as `play` has it.
+    """
+    n, num_runs = stage.shape[0], durations_ms.shape[0]
+    ends_ms, free_ms = np.zeros((num_runs, n + 1)), np.zeros((num_runs, tails_ms.shape[0]))
+    for t in range(n):
+        s, latest = stage[t], 0.0
+        for run in range(num_runs):
+            start = max(ends_ms[run, dependency[t]] + hops_ms[hop[t]], free_ms[run, s])
+            ends_ms[run, t] = start + durations_ms[run, duration[t]]
+            latest = max(latest, ends_ms[run, t])
+        for run in range(num_runs):
+            if shared[s]:
+                ends_ms[run, t] = latest
+            free_ms[run, s] = ends_ms[run, t]
+    step = 0.0
+    for run in range(num_runs):
+        for s in range(tails_ms.shape[0]):
+            step = max(step, free_ms[run, s] + tails_ms[s])
+    return step
+
+
+@kernel
 def shifts(ends_ms: Floats, window: IntArray, previous: IntArray) -> tuple[float, float]:
     """Smallest and largest move in ms between a window of tasks and the one a period before (see `short_graph`)."""
     low, high = np.inf, -np.inf

@@ -52,6 +52,13 @@ class UnequalSteps:
             steps[run] = engine.play(*tasks, durations_ms, self.hops_ms, self.tails_ms, ends, free)
         return steps
 
+    def play_together(self, factors: Floats, shared: NDArray[np.bool_]) -> float:
+        """The step in ms of R runs at once that have some stages in common. shared: [P] which; factors on what runs
+        there are the same in all runs. factors: as play has them."""
+        graph = self.graph
+        tasks = (graph.stage, graph.dependency, graph.hop, graph.duration)
+        return float(engine.play_together(*tasks, self._durations_ms(factors), self.hops_ms, self.tails_ms, shared))
+
     def _durations_ms(self, factors: Floats) -> Floats:
         """[R, .] in the layout that `TaskGraph.duration` indexes."""
         num_runs = len(factors)

@@ -15,17 +15,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.uneven import uneven_factor
+from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.simulate.unequal import prepare
+from mm_autoparallel.planner.drawn_batches import DrawnBatches, draw_batches
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
-from mm_autoparallel.planner.over_batches import StepOverBatches, draw_batches, least_mean_fraction, play_at_mean
+from mm_autoparallel.planner.over_batches import StepOverBatches, least_mean_fraction
 from mm_autoparallel.planner.search.batch_ranking import BatchRanking
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.result import SearchResult
-from mm_autoparallel.planner.search.robust import NEAR_FRACTION, find_contenders
+from mm_autoparallel.planner.search.robust import find_contenders
 
 MOST_PLAYED = 16
 """Plans that are played over drawn batches. Assumed: some tenths of a second each."""
@@ -53,12 +57,14 @@ def rank_over_batches(
     fraction = least_mean_fraction(drawn)
     played: list[tuple[float, int, Estimate]] = []
     surely_ms = math.inf  # the best that was played is no worse
-    plans = sorted(_list_plans(found, costs, pipelines, is_late), key=lambda plan: plan[0])
-    for place, (_, price, estimate) in enumerate(plans):
+    expect = _Expectation(costs.job, drawn, found.estimates[0])
+    plans = sorted(_list_plans(found, costs, pipelines, is_late, expect), key=lambda plan: plan[0])
+    for place in sorted(range(len(plans)), key=lambda at: plans[at][0] * expect(plans[at][2].plan.strategy)):
+        _, price, estimate = plans[place]
         if len(played) >= MOST_PLAYED or (played and is_late()):
             break
-        ready = prepare(estimate.problem, estimate.placement)
-        if is_proven and len(played) >= top_k and play_at_mean(drawn, ready) * price >= surely_ms:
+        is_enough = is_proven and len(played) >= top_k
+        if is_enough and estimate.batch_steps.at_mean_ms(drawn) * price >= surely_ms:
             continue
         over = estimate.over_batches
         assert over is not None  # the job has samples
@@ -93,12 +99,35 @@ def rank_over_batches(
     )
 
 
+class _Expectation:
+    """How many times the step of mean samples a strategy is expected to take, before it is played: by the spread of
+    what one sample takes, in the answer's shares of encoder and decoder (costs/uneven.py)."""
+
+    def __init__(self, job: Job, drawn: DrawnBatches, answer: Estimate) -> None:
+        works = dict.fromkeys(drawn.load_factor, 0.0)
+        for block in answer.problem.chain:
+            works[block.modality] += block.count * (block.forward_ms + block.backward_ms)
+        loads = sum(works[name] * loads for name, loads in drawn.load_factor.items())
+        self.spread_fraction = float(np.std(loads) / np.mean(loads))
+        self.workload = job.workload
+
+    def __call__(self, strategy: Strategy) -> float:
+        spread_fraction = self.spread_fraction / math.sqrt(strategy.mbs)
+        return uneven_factor(
+            self.workload.model_copy(update={"length_spread_fraction": spread_fraction}), strategy.of_decoder()
+        )
+
+
 def _error_ms(over: StepOverBatches, objective: str) -> float:
     return over.cvar95_error_ms if objective == "cvar" else over.error_ms
 
 
 def _list_plans(
-    found: SearchResult, costs: CostModel, pipelines: Sequence[Pipeline], is_late: Callable[[], bool]
+    found: SearchResult,
+    costs: CostModel,
+    pipelines: Sequence[Pipeline],
+    is_late: Callable[[], bool],
+    expect: _Expectation,
 ) -> Iterator[tuple[float, float, Estimate]]:
     """What mean samples rank a plan at, the price of its chance to run out of memory, and the plan: the answer, those
     near it, and those that the search has met, under each strategy that has the same pipeline, for these are dealt
@@ -113,13 +142,8 @@ def _list_plans(
         return estimate.step_ms * price, price, estimate
 
     yield from map(priced, found.estimates)
-    answer, rank_ms = found.estimates[0], found.objective.rank_ms
-    over = answer.over_batches
-    assert over is not None  # the job has samples
-    longer_fraction = max(NEAR_FRACTION, over.mean_ms / answer.step_ms - 1.0)
-    near_plans = find_contenders(
-        costs, pipelines, answer, rank_ms, is_late, near_fraction=longer_fraction, placing_s=PLACING_S
-    )
+    of = costs, pipelines, found.estimates[0], found.objective.rank_ms, is_late
+    near_plans = find_contenders(*of, placing_s=PLACING_S, expect=expect)
     for near in near_plans:
         if near.plan.strategy not in known:
             yield priced(near)
@@ -129,7 +153,7 @@ def _list_plans(
         if p.twin is None and p.placement is not None and p.problem is not None
         for strategy in p.strategies
     ]
-    for _, problem, placement, strategy in sorted(met, key=lambda one: one[0])[: 2 * MOST_PLAYED]:
+    for _, problem, placement, strategy in sorted(met, key=lambda one: one[0] * expect(one[3]))[: 2 * MOST_PLAYED]:
         if strategy in known:
             continue
         estimate = evaluate(costs, plan_from_placement(problem, placement, strategy, batch))

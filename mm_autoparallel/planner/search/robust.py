@@ -24,6 +24,7 @@ from mm_autoparallel.measurements.fit import FREE, begin, move, rates_of
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -178,13 +179,22 @@ def find_contenders(
     clock: Callable[[], float] = time.monotonic,
     near_fraction: float = NEAR_FRACTION,
     placing_s: float = PLACING_S,
+    expect: Callable[[Strategy], float] | None = None,
 ) -> tuple[Estimate, ...]:
     """The answer and the best plans found of other pipelines whose bound is near; those without a plan are placed, for
-    placing_s in all. rank_ms: of the answer. near_fraction: how far above it a bound is near."""
+    placing_s in all. rank_ms: of the answer. near_fraction: how far above it a bound is near. expect: how many times
+    its step a strategy is expected to rank at; those that promise most come first then, placed or not."""
     caution, found, batch = Caution(costs.job), [answer], costs.job.workload.global_batch_size
-    near = [p for p in pipelines if not p.infeasible and p.twin is None and p.bound_ms <= rank_ms * (1 + near_fraction)]
+    factor = {p.number: expect(p.strategies[0]) if expect else 1.0 for p in pipelines}
+    near_ms = rank_ms * (expect(answer.plan.strategy) if expect else 1.0) * (1 + near_fraction)
+    fit = (p for p in pipelines if not p.infeasible and p.twin is None)
+    near = [p for p in fit if factor[p.number] * p.bound_ms <= near_ms]
     placed = {p.number for p in near if p.placement is not None and was_placed(p)}
-    near.sort(key=lambda p: (p.number not in placed, min(p.rank_ms, p.bound_ms), p.number))
+
+    def promise(p: Pipeline) -> tuple[bool, float, int]:
+        return not expect and p.number not in placed, factor[p.number] * min(p.rank_ms, p.bound_ms), p.number
+
+    near.sort(key=promise)
     began_s = clock()
     for pipeline in near:
         strategy, left_s = pipeline.strategies[0], placing_s - (clock() - began_s)
