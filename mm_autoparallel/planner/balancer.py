@@ -1,7 +1,9 @@
 """BatchBalancer: deals the samples of a global batch over replicas and micro-batches by the costs of a plan's stages.
 
 Micro-batches are packed under a cap of tokens and ordered for the plan's own schedule; pipeline/balance does it on
-numbers alone. Re-packing leaves the gradient as it is where the loss is the mean over all tokens of the global batch.
+numbers alone. An encoder with sizes of its own is a part of the pipeline too: on ranks of its own its first stages, at
+their own pace; on the decoder's, in phases, in bubbles, as prefetch or inline, an even part of every stage.
+Re-packing leaves the gradient as it is where the loss is the mean over all tokens of the global batch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.garbage import collection_waits
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.balance.deal import Bounds, deal
 from mm_autoparallel.pipeline.balance.law import Law, bound_step
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN, OF_JOBS
@@ -68,7 +71,7 @@ class BatchBalancer:
         """plan: a Plan, its result file, or what that file holds. dp, micro_batches: replicas, and micro-batches of
         each; None: as the plan has them. token_cap: of a micro-batch. cost: what samples take.
 
-        Raises PlanError where the plan is malformed, is no chain of stages, or has a part that `cost` does not cover.
+        Raises PlanError where the plan is malformed, or has a part that `cost` does not cover.
         """
         if cost is None:
             raise PlanError(
@@ -82,7 +85,7 @@ class BatchBalancer:
         self.dp = dp or self.plan.strategy.dp
         self.micro_batches = micro_batches or self.plan.num_microbatches
         self.token_cap = token_cap
-        self.law = _law_of(self.plan, cost)
+        self.law, self.encoder_factor = _law_of(self.plan, cost), _encoder_factor(self.plan.strategy)
         try:
             self.law.tasks(self.micro_batches)
         except (JobError, PlanError) as error:
@@ -175,7 +178,7 @@ class BatchBalancer:
             i = int(np.argmax(table.num_recordings))
             raise PlanError(f"sample {i} has audio, and a SampleCost covers images and text alone; give its tokens")
         tokens = table.num_tokens()
-        encoder_ms = add_up(self.cost.images_ms(table.patches.astype(np.float64)), table.images)
+        encoder_ms = add_up(self.encoder_factor * self.cost.images_ms(table.patches.astype(np.float64)), table.images)
         if encoder_ms.any() and not any(self.law.layers[0]):
             raise PlanError(f"sample {int(np.argmax(encoder_ms))} has images, and the plan has no vision layers")
         return np.column_stack([encoder_ms, self.cost.sequences_ms(tokens.astype(np.float64))]), tokens
@@ -238,10 +241,10 @@ def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None
 
 def _law_of(plan: Plan, cost: SampleCost) -> Law:
     strategy = plan.strategy
-    if strategy.arrangement is not None:
+    if strategy.arrangement is not None and strategy.arrangement.others:
         raise PlanError(
-            f"layout is {strategy.arrangement.name}, and only chains of stages are balanced; plan one with "
-            "search.layouts: chain"
+            f"layout is {strategy.arrangement.name}, a module for each encoder, and plans of one encoder are balanced; "
+            "plan one with search.layouts: chain"
         )
     if strategy.schedule not in (*OF_JOBS, GIVEN):
         raise PlanError(f"schedule is {strategy.schedule}; plans are balanced that run {', '.join(OF_JOBS)}")
@@ -251,12 +254,24 @@ def _law_of(plan: Plan, cost: SampleCost) -> Law:
             f"the plan has layers of {', '.join(others)}, and a SampleCost covers vision and text alone; what those "
             "cost would be left out"
         )
-    none = (0,) * (strategy.pp * strategy.vpp)
+    none, even = ((number,) * (strategy.pp * strategy.vpp) for number in (0, 1))
+    is_away = strategy.arrangement is not None and strategy.arrangement.away
     return Law(
         schedule=strategy.schedule,
         num_stages=strategy.pp,
         num_chunks=strategy.vpp,
-        layers=(plan.layers.get("vision", none), plan.layers.get("text", none)),
+        layers=(even if is_away else plan.layers.get("vision", none), plan.layers.get("text", none)),
         frozen=(cost.encoder_frozen, False),
-        orders=plan.stage_orders,
+        orders=() if is_away else plan.stage_orders,
     )
+
+
+def _encoder_factor(strategy: Strategy) -> float:
+    """How many times as long an encoder takes with each micro-batch of a decoder's replica as on the ranks of one of
+    that one's stages: on ranks of its own it may have fewer, and several replicas to serve; cached it does not run."""
+    one, decoder = strategy.arrangement, strategy.of_decoder()
+    if one is None or not (one.apart or one.is_cached):
+        return 1.0
+    if one.is_cached:
+        return 0.0
+    return decoder.tp * decoder.cp * decoder.dp / (one.encoder.tp * one.encoder.cp * one.encoder.dp)

@@ -28,7 +28,25 @@ FREE = plan_document(
 )
 _ONE = {"PP": 1, "TP": 1, "CP": 1, "DP": 8, "MBS": 1, "rank_offset": 0}
 SIZES = {"vision": _ONE, "llm": _ONE | {"PP": 4, "DP": 2}}
-EACH = SIZES | {"vision": {"kind": "colocated", "encoder_run": "phases"} | _ONE}
+EACH = SIZES | {name: {"kind": "colocated", "encoder_run": "phases"} | _ONE for name in ("vision", "audio")}
+AWAY = plan_document([0, 0, 0, 0], [5, 5, 5, 5])
+APART = plan_document([4, 0, 0, 0], [0, 6, 7, 7])
+APART["layout"] = {
+    "kind": "disaggregated",
+    "encoder_run": "inline",
+    "modules": {
+        "vision": {"PP": 1, "TP": 1, "CP": 1, "DP": 1, "MBS": 2, "rank_offset": 6},
+        "llm": {"PP": 3, "TP": 1, "CP": 1, "DP": 2, "MBS": 1, "rank_offset": 0},
+    },
+}
+"""One rank of images beside two pipelines of three stages."""
+
+
+def away(run: str) -> dict:
+    """The decoder of AWAY, its encoder beside it."""
+    modules = SIZES | {"vision": _ONE | {"DP": 2}} if run == "cached" else SIZES
+    order = {"order": [["0F0"]] * 4} if run in ("bubbles", "prefetch") else {}  # which dealing does not look at
+    return AWAY | order | {"layout": {"kind": "colocated", "encoder_run": run, "modules": modules}}
 
 
 def loads(samples: list[Sample], cost: SampleCost) -> list[tuple[float, float]]:
@@ -70,6 +88,32 @@ def test_the_law_is_that_of_its_text(frozen: bool) -> None:
         ]
         assert balancer.evaluate(ranks, samples) == pytest.approx(max(steps_ms), rel=1e-12)
         assert balancer.evaluate(ranks[1:], samples) == pytest.approx(steps_ms[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("run", ["phases", "recomputed_phases", "bubbles", "prefetch", "cached"])
+def test_an_encoder_beside_the_stages_is_an_even_part_of_each(run: str) -> None:
+    balancer = BatchBalancer(away(run), micro_batches=4, token_cap=10**6, cost=COST)
+    samples = draw_samples(np.random.default_rng(6), 40)
+    dealt = balancer.assign(samples)
+    check_dealing(dealt, samples, balancer)
+    images = 0.0 if run == "cached" else 1.0
+    steps_ms = [
+        step_1f1b_ms(sum_loads(replica, [(images * e, d) for e, d in loads(samples, COST)]), [1] * 4, [5] * 4, False)
+        for replica in dealt.ranks
+    ]
+    assert dealt.predicted_ms == pytest.approx(max(steps_ms), rel=1e-12)
+
+
+def test_an_encoder_on_ranks_of_its_own_is_the_first_stages_at_their_own_pace() -> None:
+    balancer = BatchBalancer(APART, micro_batches=4, token_cap=10**6, cost=COST)
+    samples = draw_samples(np.random.default_rng(7), 32)
+    dealt = balancer.assign(samples)
+    check_dealing(dealt, samples, balancer)
+    slower = [(2.0 * e, d) for e, d in loads(samples, COST)]  # one replica has the samples of two of the decoder's
+    steps_ms = [step_1f1b_ms(sum_loads(one, slower), [4, 0, 0, 0], [0, 6, 7, 7], False) for one in dealt.ranks]
+    assert dealt.predicted_ms == pytest.approx(max(steps_ms), rel=1e-12)
+    arrived = [[list(range(8 * k + 4 * r, 8 * k + 4 * r + 4)) for k in range(4)] for r in range(2)]
+    assert dealt.predicted_ms < balancer.evaluate(arrived, samples)
 
 
 @pytest.mark.parametrize(("document", "schedule"), [(CHUNKS, "interleaved_1f1b"), (CHAIN, "zb_h1"), (CHAIN, "gpipe")])
@@ -190,12 +234,7 @@ def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
         (CHAIN, {"token_cap": 0}, "token_cap is 0"),
         (CHAIN, {"micro_batches": None}, "global_batch_size is missing"),
         (CHAIN | {"schedule": "seq_1f1b_2"}, {}, "schedule is seq_1f1b_2"),
-        (
-            CHAIN | {"layout": {"kind": "colocated", "encoder_run": "phases", "modules": SIZES}},
-            {},
-            "layout is colocated",
-        ),
-        (CHAIN | {"layout": {"modules": EACH}}, {}, "layout is colocated in phases, vision PP 1"),
+        (AWAY | {"layout": {"modules": EACH}}, {}, "layout is colocated in phases, vision PP 1.* a module for each"),
         (FREE, {"micro_batches": 3}, "does not run 3 micro-batches"),
         ({"parallel_config": {"PP": 2}}, {}, "parallel_config.TP is missing"),
         (7, {}, "plan is 7"),
