@@ -17,11 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.model.costs.away import Module
+from mm_autoparallel.model.costs.away import Module, cut_into_pieces
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_part
 from mm_autoparallel.model.job.arrangement import Arrangement
@@ -61,7 +62,7 @@ def prepare_steps(costs: CostModel, problem: Problem, placement: Placement, stra
     if arrangement.apart:
         return _Cells(problem, placement, strategy, arrangement)
     if arrangement.in_bubbles:
-        return _Beside(problem, placement, strategy, arrangement)
+        return _Beside(costs, problem, placement, strategy, arrangement)
     if arrangement.in_phases:
         return _Phases(costs, problem, placement, strategy, arrangement)
     return _Inline(problem, placement, strategy, arrangement)
@@ -173,7 +174,9 @@ class _Phases(_Pipelines):
 class _Beside(BatchSteps):
     """Of an encoder in bubbles or as prefetch, one pipeline of each replica."""
 
-    def __init__(self, problem: Problem, placement: Placement, strategy: Strategy, arrangement: Arrangement) -> None:
+    def __init__(
+        self, costs: CostModel, problem: Problem, placement: Placement, strategy: Strategy, arrangement: Arrangement
+    ) -> None:
         super().__init__(strategy)
         tasks = list_tasks(part_encoders(problem), replace(placement, orders=()))
         player = Player(tasks)
@@ -184,23 +187,37 @@ class _Beside(BatchSteps):
         self.tasks = tasks.lane[order], place[tasks.dependency[order]], tasks.hop[order], numbers
         self.lengths_ms, self.hops_ms, self.tails_ms = tasks.length_ms[order], tasks.hops_ms, tasks.tails_ms
         self.owner, self.index = tasks.owner[order], tasks.index[order]
+        self.piece = 2 * tasks.part[order] + tasks.kind[order]
+        self.shares = self._share(Module.of(costs, strategy, partial(build_part, costs)))
         self.encoder, self.is_ahead = arrangement.encoder, arrangement.encoder_run == "prefetch"
         self.number, self.count = problem.encoders[0].microbatches_per_pass, problem.num_microbatches
         self.text = list_modalities(problem)[-1]
 
+    @staticmethod
+    def _share(module: Module) -> dict[str, Floats]:
+        """Modality → [2 · pieces] what it takes of each piece's forward and backward."""
+        parts, pieces = module.arrangement.encoder.parts, cut_into_pieces(module)
+        times = [
+            [sum(getattr(block, key) * number for block, number in piece if block.modality == name) for name in parts]
+            for piece, key in product(pieces, ("forward_ms", "backward_ms"))
+        ]
+        return {name: np.array([of[at] / (sum(of) or 1.0) for of in times]) for at, name in enumerate(parts)}
+
     def step_ms(self, drawn: DrawnBatches, batch: int) -> float:
         own, encodes = self.decoder, self.owner >= 0
         text = drawn.mean_load(batch, self.text, (self.count, own.dp, own.mbs)).T
-        (name,) = self.encoder.parts
         fed = (batch + 1) % len(drawn.batches) if self.is_ahead else batch
-        samples = drawn.load_factor[name][drawn.batches[fed].reshape(-1, self.number, own.dp, own.mbs)]
-        passes = samples.transpose(2, 0, 1, 3).reshape(own.dp, self.count // self.number, -1, self.encoder.mbs)
-        slowest = passes.mean(axis=-1).max(axis=-1)
+        samples = drawn.batches[fed].reshape(-1, self.number, own.dp, own.mbs).transpose(2, 0, 1, 3)
+        passes = samples.reshape(own.dp, self.count // self.number, -1, self.encoder.mbs)
+        loads = sum(  # [DP, passes, encoder replicas, 2 · pieces]
+            drawn.load_factor[name][passes].mean(axis=-1)[..., None] * shares for name, shares in self.shares.items()
+        )
+        slowest = np.max(loads, axis=2)
         ends, free = np.empty(len(self.lengths_ms) + 1), np.empty(len(self.tails_ms))
         longest_ms = 0.0
         for replica in range(own.dp):
             factors = np.ones(len(self.lengths_ms))
-            factors[encodes] = slowest[replica, self.index[encodes]]
+            factors[encodes] = slowest[replica, self.index[encodes], self.piece[encodes]]
             decodes = self.owner == DECODER
             factors[decodes] = text[replica, self.index[decodes]]
             of_run = self.lengths_ms * factors, self.hops_ms, self.tails_ms, ends, free

@@ -14,6 +14,7 @@ from two_modules import PHASES, apart, make_job, shared
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.arrangement import Arrangement
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.sample_source import SampleSource
 from mm_autoparallel.model.job.strategy import Strategy
@@ -22,18 +23,20 @@ from mm_autoparallel.planner.drawn_batches import DrawnBatches, draw_batches
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_entries
 from mm_autoparallel.samples.draw import draw_table, lognormal, mixture
 
 Floats = NDArray[np.float64]
 BATCHES = 20
 
 
-def sampled(freeze: bool = False, **search: object) -> Job:
-    """The job of `two_modules`, 24 samples a step, small and large images and texts of many lengths."""
+def sampled(freeze: bool = False, hears: bool = False, **search: object) -> Job:
+    """The job of `two_modules`, 24 samples a step, small and large images, sounds and texts of many lengths."""
     objective = search.pop("objective", None)
-    job = make_job(freeze=freeze, **search)
+    job = make_job(freeze=freeze, hears=hears, **search)
     images, text = lognormal(1.0, 0.7), lognormal(768.0, 1.0)
     quantities = {"images": images, "patches": mixture((256.0, 1792.0)), "text_tokens": text}
+    quantities |= {"audios": lognormal(1.0, 0.5), "audio_seconds": lognormal(5.0, 1.0)} if hears else {}
     source = SampleSource.model_validate({"text_tokens": 768, "batches": BATCHES})
     workload = job.workload.model_copy(update={"samples": source})
     limits = job.search.model_copy(update={"objective": objective})
@@ -42,13 +45,19 @@ def sampled(freeze: bool = False, **search: object) -> Job:
 
 def estimate_of(strategy: Strategy, freeze: bool = False) -> Estimate:
     """Its best plan for mean samples, evaluated."""
-    job = sampled(freeze)
-    if strategy.arrangement is not None and strategy.arrangement.is_cached:
+    of = strategy.arrangement
+    job = sampled(freeze, of is not None and len(of.encoder.parts) > 1)
+    if of is not None and of.is_cached:
         job = replace(job, workload=job.workload.model_copy(update={"cached_features": ("vision",)}))
     problem = build_problem(CostModel(job), strategy)
     found = place(problem)
     assert found.placement is not None
     return evaluate(job, plan_from_placement(problem, found.placement, strategy, 24))
+
+
+def joint(one: Arrangement) -> Arrangement:
+    """The same of two encoders that are one module."""
+    return replace(one, encoder=replace(one.encoder, name="vision+audio"))
 
 
 KINDS = {
@@ -61,6 +70,11 @@ KINDS = {
     "recomputed phases": (Strategy(2, 1, 4, 2, arrangement=shared("recomputed_phases", 4, 2, 3)), False),
     "bubbles": (Strategy(2, 2, 2, 1, arrangement=shared("bubbles", 1, 8, 1)), False),
     "prefetch": (Strategy(2, 2, 2, 1, arrangement=shared("prefetch", 1, 8, 1)), True),
+    "joint apart": (Strategy(3, 1, 2, 2, arrangement=joint(apart(1, 4, 1, 4))), False),
+    "joint inline": (Strategy(1, 4, 2, 4, arrangement=joint(shared("inline", 1, 8, 1))), False),
+    "joint phases": (Strategy(2, 2, 2, 1, arrangement=joint(shared("phases", 1, 8, 3))), False),
+    "joint bubbles": (Strategy(2, 2, 2, 1, arrangement=joint(shared("bubbles", 1, 8, 1))), False),
+    "joint prefetch": (Strategy(2, 2, 2, 1, arrangement=joint(shared("prefetch", 1, 8, 1))), True),
     "cached": (Strategy(2, 2, 2, 1, arrangement=shared("cached", 2, 2, 1)), True),
 }
 
@@ -89,13 +103,20 @@ def test_no_mean_is_below_the_step_with_expected_durations(kind: tuple[str, Esti
 # ------------------------------------------------------------------------------------------------------- another hand
 
 
+def drawn_of(estimate: Estimate) -> DrawnBatches:
+    """What it is played over, where a sample takes as much of either encoder."""
+    assert estimate.sampled is not None
+    drawn = draw_batches(estimate.sampled)
+    same = {"audio": drawn.load_factor["vision"]} if "audio" in drawn.load_factor else {}
+    return replace(drawn, load_factor=drawn.load_factor | same)
+
+
 class Dealt:
     """One batch of a plan, sample by sample: those of all replicas lie one behind the other, micro-batch by
     micro-batch."""
 
     def __init__(self, estimate: Estimate, batch: int) -> None:
-        assert estimate.sampled is not None
-        drawn, one = draw_batches(estimate.sampled), estimate.plan.strategy.arrangement
+        drawn, one = drawn_of(estimate), estimate.plan.strategy.arrangement
         assert one is not None
         self.decoder, self.encoder, self.count = (
             estimate.plan.strategy.of_decoder(),
@@ -148,9 +169,8 @@ def finish(words: dict[object, list[Node]], needs: dict[Node, list[tuple[Node, f
 
 
 def check(estimate: Estimate, expected_ms: Callable[[Dealt], float]) -> None:
-    assert estimate.sampled is not None
     for batch in range(BATCHES):
-        found_ms = estimate.batch_steps.step_ms(draw_batches(estimate.sampled), batch)
+        found_ms = estimate.batch_steps.step_ms(drawn_of(estimate), batch)
         assert found_ms == pytest.approx(expected_ms(Dealt(estimate, batch)), rel=1e-9)
 
 
@@ -244,7 +264,7 @@ def test_phases(name: str) -> None:
     check(estimate, expected_ms)
 
 
-@pytest.mark.parametrize("name", ["bubbles", "prefetch"])
+@pytest.mark.parametrize("name", ["bubbles", "prefetch", "joint bubbles", "joint prefetch"])
 def test_beside_the_pipeline(name: str) -> None:
     """By the words of the plan's own order."""
     estimate = estimate_of(*KINDS[name])
@@ -257,7 +277,7 @@ def test_beside_the_pipeline(name: str) -> None:
 
     def expected_ms(dealt: Dealt) -> float:
         worst, width = 0.0, dealt.decoder.tp // dealt.encoder.tp
-        images = dealt.next if name == "prefetch" else dealt.loads["vision"]
+        images = dealt.next if name.endswith("prefetch") else dealt.loads["vision"]
         for d in range(dealt.decoder.dp):
             words: dict[object, list[Node]] = {}
             needs, takes = {}, {}
@@ -283,7 +303,9 @@ def test_beside_the_pipeline(name: str) -> None:
                             dealt.text(d, index) * (loads.forward_ms if kind == "F" else loads.backward_ms)[stage, 0]
                         )
                         if kind == "F":
-                            fed = [(("F", index // number, "pass"), encoder.feed_ms)] if name == "bubbles" else []
+                            fed = (
+                                [(("F", index // number, "pass"), encoder.feed_ms)] if name.endswith("bubbles") else []
+                            )
                             needs[node] = [(("F", index, 0), float(loads.hop_forward_ms[0]))] if stage else fed
                         elif stage == 0:
                             needs[node] = [(("B", index, 1), float(loads.hop_backward_ms[0]))]
@@ -310,10 +332,12 @@ def test_layouts_are_ranked_by_drawn_batches() -> None:
     assert again.over_batches == best.over_batches
 
 
-def test_two_encoders_are_planned_for_equal_micro_batches() -> None:
-    job = make_job(hears=True)
-    source = SampleSource.model_validate({"text_tokens": 768, "batches": BATCHES})
-    job = replace(job, workload=job.workload.model_copy(update={"samples": source}))
-    plan = Plan(Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 8, 3)), PHASES.layers, PHASES.recompute, 24)
-    with pytest.raises(PlanError, match="an arrangement of vision, audio is planned for equal micro-batches"):
+def test_a_module_for_each_encoder_is_planned_for_equal_micro_batches() -> None:
+    job = sampled(freeze=True, hears=True, layouts="all", mbs=[1])
+    lawful = [entry.strategy.arrangement for entry in list_entries(job) if entry.reason is None]
+    assert {len(one.each) for one in lawful if one is not None} == {1}
+    vision = shared("phases", 1, 8, 3)
+    each = replace(vision, others=(replace(vision, encoder=replace(vision.encoder, name="audio")),))
+    plan = Plan(Strategy(2, 2, 2, 1, arrangement=each), PHASES.layers, PHASES.recompute, 24)
+    with pytest.raises(PlanError, match="a module for each of vision, audio is planned for equal micro-batches"):
         evaluate(job, plan)

@@ -11,7 +11,6 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
 from mm_autoparallel.model.costs.stage import build_decoder, build_problem
-from mm_autoparallel.model.job.sample_source import SampleSource
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.problem import has_same_counts
@@ -121,15 +120,10 @@ def test_layouts_and_schedules_together() -> None:
     assert {"free", "zb_h1"} < {one.schedule for one in lawful}
 
 
-def test_uneven_samples_of_two_encoders_go_with_the_chain_alone() -> None:
+def test_uneven_micro_batches_go_with_the_chain_alone() -> None:
     job = make_job(layouts="all", mbs=[1])
     uneven = replace(job, workload=job.workload.model_copy(update={"micro_batch_scale": {"vision": (1.0, 2.0)}}))
     assert not any(entry.strategy.arrangement for entry in list_entries(uneven))
-    samples = SampleSource.model_validate({"text_tokens": 512.0})
-    for hears in (True, False):
-        of = make_job(layouts="all", mbs=[1], hears=hears)
-        drawn = replace(of, workload=of.workload.model_copy(update={"samples": samples}))
-        assert any(entry.strategy.arrangement for entry in list_entries(drawn)) != hears
 
 
 def test_wishes_that_cannot_be() -> None:

@@ -203,7 +203,7 @@ def _in_phases(known: CostModel, module: Module, factor: float) -> Parted:
 def _in_bubbles(known: CostModel, module: Module, factor: float) -> Parted:
     """The same where passes are dealt to stages in turn."""
     strategy, encoder, first, trains = module.strategy, module.problem, module.blocks, module.trains
-    number, crossing, pieces = count_per_pass(strategy), module.crossing, _cut_into_pieces(module)
+    number, crossing, pieces = count_per_pass(strategy), module.crossing, cut_into_pieces(module)
     time_factor = encoder.time_factors[0]
     arrived_bytes = strategy.num_microbatches(known.workload.global_batch_size) * module.size_bytes
     after_ms = sum(block.count * block.tail_ms for block in first) + encoder.stage_tail_ms[0]
@@ -223,7 +223,7 @@ def _in_bubbles(known: CostModel, module: Module, factor: float) -> Parted:
     return number * module.size_bytes, arrived_bytes, working_bytes, after_ms, 0.0, beside
 
 
-def _cut_into_pieces(module: Module) -> list[list[tuple[ChainBlock, int]]]:
+def cut_into_pieces(module: Module) -> list[list[tuple[ChainBlock, int]]]:
     """The module's blocks, and how many of each, piece by piece: layers in equal numbers, as far as they go, and what
     is no layer with the layer before it, or with the first."""
     number = module.arrangement.encoder.pieces

@@ -48,8 +48,6 @@ def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | No
         return "an arrangement is planned on devices that are all alike, and the cluster has several kinds"
     if workload.micro_batch_scale:
         return "an arrangement is planned for equal micro-batches, and workload.micro_batch_scale is given"
-    if workload.samples and len(names) > 1:
-        return f"an arrangement of {', '.join(names)} is planned for equal micro-batches, and workload.samples is given"
     if workload.replicate_towers:
         return "an arrangement gives the encoder sizes of its own, and workload.replicate_towers replicates it"
     return None
@@ -92,6 +90,11 @@ def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, stra
     if reason := model_reason(model, cluster, workload):
         yield reason
         return
+    if arrangement.others and workload.samples:
+        yield (
+            f"a module for each of {', '.join(encoder.name for encoder in model.encoders)} is planned for equal "
+            "micro-batches, and workload.samples is given; one module of them all may be uneven"
+        )
     if arrangement.others:
         yield from _break_modules(model, arrangement)
     elif arrangement.encoder.name != module_name(model):

@@ -321,7 +321,7 @@ def _list_options(
     """Of a module for each encoder: on the decoder's devices; apart, for each way to part the ranks, behind the decoder
     in the order of the chain, or in one in which none straddles nodes."""
     names = [encoder.name for encoder in job.model.encoders]
-    if len(names) == 1:
+    if len(names) == 1 or job.workload.samples:  # modules of their own are planned for equal micro-batches
         return
     shared = {name: tuple(_list_colocated(job, decoder, name, divisors)) for name in names if name not in apart}
     for numbers in _part_ranks(num_apart, len(apart)):
