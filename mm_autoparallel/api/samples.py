@@ -94,7 +94,7 @@ def count_samples(
     from mm_autoparallel.model.readers.sample_source import check_media
 
     check_media(table, job.model, f"the model {job.model.name}")
-    laws = sample_laws(CostModel(job))
+    laws = sample_laws(CostModel(job), table)
     loads = {name: loads_ms(table, law, job.model) for name, law in laws.items()}
     rows = describe_table(table, job.model.merge_tokens, job.model.audio_tokens_per_s, loads)
     told = f"; loads: forward and backward on one {job.cluster.device.name}, analytic"

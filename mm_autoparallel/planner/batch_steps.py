@@ -166,7 +166,7 @@ class _Phases(_Pipelines):
         samples = np.arange(drawn.batches.shape[1]).reshape(-1, cells, self.decoder.mbs * self.sharing.decoders)
         calls = samples.swapaxes(0, 1).reshape(cells, -1, self.sharing.encoders, self.encoder.mbs)
         for name, phases_ms in self.phases_ms.items():
-            loads = drawn.load_factor[name][drawn.batches[batch]]
+            loads = drawn.factors(name, self.encoder.mbs)[drawn.batches[batch]]
             more_ms += (loads[calls].mean(axis=(1, 3)) - 1.0) * phases_ms
         return float((pipelines + more_ms.max(axis=1)).max())
 
@@ -210,7 +210,8 @@ class _Beside(BatchSteps):
         samples = drawn.batches[fed].reshape(-1, self.number, own.dp, own.mbs).transpose(2, 0, 1, 3)
         passes = samples.reshape(own.dp, self.count // self.number, -1, self.encoder.mbs)
         loads = sum(  # [DP, passes, encoder replicas, 2 · pieces]
-            drawn.load_factor[name][passes].mean(axis=-1)[..., None] * shares for name, shares in self.shares.items()
+            drawn.factors(name, self.encoder.mbs)[passes].mean(axis=-1)[..., None] * shares
+            for name, shares in self.shares.items()
         )
         slowest = np.max(loads, axis=2)
         ends, free = np.empty(len(self.lengths_ms) + 1), np.empty(len(self.tails_ms))

@@ -7,6 +7,7 @@ by the same draws (common random numbers).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.costs.sample_loads import relative_loads, relative_sizes
+from mm_autoparallel.model.costs.sample_loads import Scarcity, relative_loads, relative_sizes
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.sample_source import Packing
@@ -29,22 +30,33 @@ POLICY = "arrival"
 """How samples are dealt to replicas and micro-batches."""
 
 
+def _is_usual(_modality: str, _mbs: int) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class DrawnBatches:
     """Of one job. load_factor: modality → [n] loads of its samples over that of the mean sample; size_factor: the same
     of tokens, which memory goes by. batches: [S, B] numbers of the samples in each global batch, in the order in which
-    they come. Where samples are packed, all that is of sequences, and `packing` says how; else it is empty.
+    they come. Where samples are packed, all that is of sequences, and `packing` says how; else it is empty. scarcity:
+    of a modality and an MBS (costs/sample_loads.py).
     """
 
     load_factor: dict[str, Floats]
     size_factor: dict[str, Floats]
     batches: Ints
     packing: str = ""
+    scarcity: Callable[[str, int], float] = _is_usual
+
+    def factors(self, modality: str, mbs: int) -> Floats:
+        """[n] on the times of a micro-batch of so many samples, of each of which they are the mean."""
+        found: Floats = self.load_factor[modality] / self.scarcity(modality, mbs)
+        return found
 
     @property
     def mean_factor(self) -> dict[str, float]:
-        """Modality → what every position expects."""
-        return {name: float(np.mean(loads)) for name, loads in self.load_factor.items()}
+        """Modality → what every position expects, of one sample a micro-batch; of more it is no less."""
+        return {name: float(np.mean(self.factors(name, 1))) for name in self.load_factor}
 
     def longest(self, strategy: Strategy) -> dict[str, float]:
         """Modality → how many times the mean's tokens the micro-batch with most of them has, of all drawn batches."""
@@ -54,17 +66,17 @@ class DrawnBatches:
     def deal(self, batch: int, modalities: tuple[str, ...], strategy: Strategy) -> Floats:
         """[DP, modalities, M] factors on the times of each micro-batch of each replica in one batch."""
         dealt = self.batches[batch].reshape(-1, strategy.dp, strategy.mbs)
-        return np.stack([self.load_factor[name][dealt].mean(axis=2).T for name in modalities], axis=1)
+        return np.stack([self.factors(name, strategy.mbs)[dealt].mean(axis=2).T for name in modalities], axis=1)
 
     @property
     def at_mean(self) -> DrawnBatches:
         """One batch, of samples that are what every position expects."""
-        mean = {name: np.array([factor]) for name, factor in self.mean_factor.items()}
-        return DrawnBatches(mean, mean, np.zeros((1, self.batches.shape[1]), dtype=np.int64))
+        mean = {name: np.array([np.mean(loads)]) for name, loads in self.load_factor.items()}
+        return DrawnBatches(mean, mean, np.zeros((1, self.batches.shape[1]), dtype=np.int64), scarcity=self.scarcity)
 
     def mean_load(self, batch: int, modality: str, shape: tuple[int, ...]) -> Floats:
         """Of one batch's samples, in the order in which they come and in such a shape, the mean over the last axis."""
-        loads: Floats = self.load_factor[modality][self.batches[batch].reshape(shape)].mean(axis=-1)
+        loads: Floats = self.factors(modality, shape[-1])[self.batches[batch].reshape(shape)].mean(axis=-1)
         return loads
 
 
@@ -86,7 +98,8 @@ def draw_batches(job: Job | CostModel) -> DrawnBatches:
     sizes = (source.batches, job.workload.global_batch_size)
     batches = np.random.default_rng(source.seed).integers(samples.num_sequences, size=sizes)
     loads, lengths = relative_loads(known, samples), relative_sizes(known, samples)
-    drawn = DrawnBatches(loads, lengths, batches, _describe_packing(job.model, source.packing, samples))
+    packing, scarcity = _describe_packing(job.model, source.packing, samples), Scarcity(known, samples)
+    drawn = DrawnBatches(loads, lengths, batches, packing, scarcity)
     of_table.append((job.model, job.workload, calibration, drawn))
     return drawn
 

@@ -12,7 +12,7 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.costs.sample_loads import loads_ms, relative_loads, sample_cost, sample_laws
+from mm_autoparallel.model.costs.sample_loads import Scarcity, loads_ms, relative_loads, sample_cost, sample_laws
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
 
@@ -182,7 +182,7 @@ def test_loads_are_those_of_the_jobs_own_costs() -> None:
     """The mean sample has load 1, a sequence twice as long more than twice of it, and all are what the laws say."""
     job = job_of(DRAWN)
     assert job.samples is not None
-    laws, relative = sample_laws(CostModel(job)), relative_loads(CostModel(job), job.samples)
+    laws, relative = sample_laws(CostModel(job), job.samples), relative_loads(CostModel(job), job.samples)
     assert list(laws) == ["vision", "audio", "text"]
     for name, law in laws.items():
         once, twice = law.span_ms(np.array([law.mean_span_count, 2 * law.mean_span_count]))
@@ -192,3 +192,19 @@ def test_loads_are_those_of_the_jobs_own_costs() -> None:
     cost, sample = sample_cost(laws, job.model), job.samples.sample(7)
     assert cost.encoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["vision"], job.model)[7])
     assert cost.decoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["text"], job.model)[7])
+
+
+def test_an_image_costs_what_it_does_where_few_samples_have_one() -> None:
+    """A mean sample with a part of an image is a pass that launching alone takes, and no image is."""
+    often, seldom = (
+        job_of({"images": {"values": [1, 0], "weights": [part, 1 - part]}, "patches": 4096, "text_tokens": 900})
+        for part in (0.999, 0.02)
+    )
+    assert often.samples is not None
+    assert seldom.samples is not None
+    laws = [sample_laws(CostModel(job), job.samples)["vision"] for job in (often, seldom)]
+    assert laws[1].span_ms(np.array([4096.0])) == pytest.approx(laws[0].span_ms(np.array([4096.0])), rel=0.02)
+    rare, usual = (Scarcity(CostModel(job), job.samples) for job in (seldom, often))
+    assert usual("vision", 1) == pytest.approx(1.0, rel=0.02)
+    assert rare("vision", 1) > rare("vision", 8) > 1.0  # more samples a pass fill it
+    assert rare("text", 1) == 1.0

@@ -54,7 +54,7 @@ def test_a_packed_sequence_counts_each_samples_own_length_squared() -> None:
     job = text_job(PACKED)
     assert job.samples is not None
     assert job.samples.sequences is not None
-    law = sample_laws(CostModel(job))["text"]
+    law = sample_laws(CostModel(job), job.samples)["text"]
     relative = relative_loads(CostModel(job), job.samples)["text"]
     for s in (0, 7, job.samples.num_sequences - 1):
         held = job.samples.text_tokens[job.samples.sequences[s] : job.samples.sequences[s + 1]].astype(float)
@@ -94,7 +94,7 @@ def test_padding_runs_through_the_decoder() -> None:
     known = CostModel(job)
     assert relative_sizes(known, job.samples)["text"] == pytest.approx(4096 / job.workload.seq_length)
     assert job.workload.seq_length == 4096 > open_job.workload.seq_length
-    law, samples = sample_laws(known)["text"], job.samples
+    law, samples = sample_laws(known, job.samples)["text"], job.samples
     padding = 4096.0 - samples.of_sequences(samples.text_tokens)
     own_ms = samples.of_sequences(loads_ms(samples, law, job.model)) + law.span_ms(padding)
     assert relative_loads(known, samples)["text"] * law.mean_ms == pytest.approx(own_ms)

@@ -68,3 +68,11 @@ def test_every_drawn_batch_is_in_a_bar() -> None:
     assert found.marks_ms == {"at_mean": 140.0, "mean": 150.0, "p95": 200.0, "p99": 230.0, "cvar95": 220.0}
     assert "steps_ms" not in over.document()
     assert spread_steps(None) is None
+
+
+def test_equal_steps_are_drawn_too() -> None:
+    """Steps of equal samples, which rounding alone parts."""
+    steps = tuple(100.0 + 1e-13 * at for at in range(50))
+    found = spread_steps(StepOverBatches(100.0, 0.0, 100.0, 100.0, 100.0, 0.0, 100.0, steps))
+    assert found is not None
+    assert sum(found.counts) == 50 == sum(sorted(found.counts)[-2:])

@@ -108,7 +108,7 @@ def drawn_of(estimate: Estimate) -> DrawnBatches:
     assert estimate.sampled is not None
     drawn = draw_batches(estimate.sampled)
     same = {"audio": drawn.load_factor["vision"]} if "audio" in drawn.load_factor else {}
-    return replace(drawn, load_factor=drawn.load_factor | same)
+    return replace(drawn, load_factor=drawn.load_factor | same, scarcity=lambda _name, mbs: 1.0 + 0.1 / mbs)
 
 
 class Dealt:
@@ -123,8 +123,9 @@ class Dealt:
             one.encoder,
             estimate.problem.num_microbatches,
         )
-        self.loads = {name: factors[drawn.batches[batch]] for name, factors in drawn.load_factor.items()}
-        self.next = drawn.load_factor["vision"][drawn.batches[(batch + 1) % BATCHES]]
+        images, text = drawn.factors("vision", self.encoder.mbs), drawn.factors("text", self.decoder.mbs)
+        self.loads = {"vision": images[drawn.batches[batch]], "text": text[drawn.batches[batch]]}
+        self.next = images[drawn.batches[(batch + 1) % BATCHES]]
 
     def text(self, replica: int, m: int) -> float:
         first = (m * self.decoder.dp + replica) * self.decoder.mbs

@@ -70,7 +70,7 @@ def test_batches_are_dealt_in_the_order_in_which_they_come(estimate: Estimate) -
         of_replicas = []
         for replica in range(2):
             mine = [[(j * 2 + replica) * 2 + i for i in range(2)] for j in range(4)]
-            relative = drawn.load_factor.items()
+            relative = [(name, drawn.factors(name, 2)) for name in drawn.load_factor]
             scale = {name: tuple(np.mean(loads[batch[some]]) for some in mine) for name, loads in relative}
             chain = tuple(replace(block, microbatch_scale=scale[block.modality]) for block in estimate.problem.chain)
             of_replicas.append(simulate(replace(estimate.problem, chain=chain), estimate.placement).step_ms)

@@ -15,7 +15,7 @@ from mm_autoparallel.reports.page.report import Layout, Module, ModuleShare, Spr
 
 MOST_REPLICAS = 16
 """Replicas of a module that are drawn; all others exchange features alike."""
-_BINS = 24
+_BINS, _SAME_FRACTION = 24, 1e-9
 _MARKS = ("at_mean_ms", "mean_ms", "p95_ms", "p99_ms", "cvar95_ms")
 
 
@@ -109,7 +109,9 @@ def spread_steps(over: StepOverBatches | None) -> Spread | None:
     """Steps over drawn batches as a histogram; None where none were drawn."""
     if over is None:
         return None
-    counts, edges = np.histogram(over.steps_ms, bins=_BINS)
+    low, high = min(over.steps_ms), max(over.steps_ms)
+    room_ms = 0.0 if high - low > _SAME_FRACTION * high else _SAME_FRACTION * high  # equal steps, but for rounding
+    counts, edges = np.histogram(over.steps_ms, bins=_BINS, range=(low - room_ms, high + room_ms))
     told: Mapping[str, Any] = over.document()
     return Spread(
         words=over.words,
