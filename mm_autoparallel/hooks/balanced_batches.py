@@ -7,10 +7,10 @@ differ. Whole numbers and tensors cross the network and nothing else, so nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.samples.sample import Sample
@@ -18,9 +18,6 @@ from mm_autoparallel.samples.sample import Sample
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
-
-_NOT_SAID = -1
-"""In the place of `Sample.tokens` that are None."""
 
 
 class RankExchange:
@@ -34,19 +31,32 @@ class RankExchange:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def gather(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """The samples that every replica gives, by rank."""
-        numbers: list[int] = []
-        for sample in samples:
-            told = _NOT_SAID if sample.tokens is None else sample.tokens
-            numbers += [told, sample.text_tokens, len(sample.patches), *sample.patches]
-        return [list(_read_samples(row)) for row in self._gather(numbers)]
+        """The samples that every replica gives, by rank. Raises PlanError, on all alike, where one is malformed."""
+        from mm_autoparallel.planner.balanced_checks import read_samples
+
+        told: list[list[Any]] = []
+        problem = ""
+        try:
+            table = read_samples(samples)
+            read = map(table.sample, range(len(table)))
+            told = [[one.patches, one.text_tokens, one.tokens, one.audio_s] for one in read]
+        except PlanError as error:  # the others wait for what this rank says
+            problem = str(error)
+        return [
+            [
+                Sample(tuple(patches), text_tokens, tokens, tuple(audio_s))
+                for patches, text_tokens, tokens, audio_s in of
+            ]
+            for of in self._tell(told, problem)
+        ]
 
     def swap(
         self, outgoing: Sequence[Sequence[Mapping[str, Tensor]]], incoming: Sequence[int]
     ) -> list[list[Mapping[str, Tensor]]]:
         """Send outgoing[r] to each replica r, and return what each has sent; incoming: how many that is, by rank.
 
-        Raises PlanError, on all ranks alike, where samples have other names, types or numbers of dimensions.
+        Raises PlanError, on all ranks alike, where samples hold what is no tensor, or have other names, types or
+        numbers of dimensions.
         """
         import torch
 
@@ -63,8 +73,8 @@ class RankExchange:
         for name, (dtype, num_dimensions) in form.items():
             shapes = iter(
                 [
-                    tuple(arrived_sizes[row + at : row + at + num_dimensions])
-                    for row in range(0, len(arrived_sizes), num_sizes)
+                    tuple(arrived_sizes[row * num_sizes + at : row * num_sizes + at + num_dimensions])
+                    for row in range(sum(incoming))
                 ]
             )
             at += num_dimensions
@@ -85,16 +95,13 @@ class RankExchange:
 
     def _agree(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, tuple[str, int]]:
         """Name → type and number of dimensions of all samples on all ranks, names ascending."""
-        forms = sorted(
-            {
-                json.dumps(
-                    {name: (str(one[name].dtype).removeprefix("torch."), one[name].dim()) for name in sorted(one)}
-                )
-                for one in samples
-            }
-        )
-        told = [bytes(row).decode() for row in self._gather(list(json.dumps(forms).encode()))]
-        everywhere = sorted({form for text in told for form in json.loads(text)})
+        forms: set[str] = set()
+        problem = next(filter(None, map(_find_fault, samples)), "")
+        if not problem:
+            for one in samples:
+                kinds = {name: (str(one[name].dtype).removeprefix("torch."), one[name].dim()) for name in sorted(one)}
+                forms.add(json.dumps(kinds))
+        everywhere = sorted({form for told in self._tell(sorted(forms), problem) for form in told})
         if len(everywhere) > 1:
             raise PlanError(
                 f"samples have different forms, {everywhere[0]} and {everywhere[1]}; all need the same names, types "
@@ -102,6 +109,15 @@ class RankExchange:
             )
         document = json.loads(everywhere[0]) if everywhere else {}
         return {name: (str(dtype), int(num_dimensions)) for name, (dtype, num_dimensions) in document.items()}
+
+    def _tell(self, told: Any, problem: str) -> list[Any]:
+        """What every replica tells, by rank. Raises PlanError, on all ranks alike, where one has a problem."""
+        text = json.dumps([problem, told], separators=(",", ":"))
+        answers = [json.loads(bytes(row)) for row in self._gather(list(text.encode()))]
+        for rank, (of_rank, _) in enumerate(answers):
+            if of_rank:
+                raise PlanError(f"on rank {rank}, {of_rank}")
+        return [answer for _, answer in answers]
 
     def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """The whole numbers that every replica gives, by rank."""
@@ -127,9 +143,13 @@ class RankExchange:
         return arrived
 
 
-def _read_samples(row: Sequence[int]) -> Iterator[Sample]:
-    at = 0
-    while at < len(row):
-        told, text_tokens, num_images = row[at : at + 3]
-        at += 3 + num_images
-        yield Sample(tuple(row[at - num_images : at]), text_tokens, None if told == _NOT_SAID else told)
+def _find_fault(sample: Any) -> str:
+    """What of a sample's payload cannot be sent; empty where all of it can."""
+    import torch
+
+    if not hasattr(sample, "keys"):
+        return f"a sample holds a {type(sample).__name__}; a mapping from names to tensors is expected"
+    for name, value in sample.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            return f"a sample has {name!r}: a {type(value).__name__}; tensors by name are expected, and those alone"
+    return ""

@@ -25,10 +25,11 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.balance.deal import Bounds, deal
 from mm_autoparallel.pipeline.balance.law import Law, bound_step
 from mm_autoparallel.pipeline.schedules.catalog import GIVEN, OF_JOBS
+from mm_autoparallel.planner.balanced_checks import check_cost, read_dealing, read_samples, whole_number
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.samples.sample import Sample, SampleCost
-from mm_autoparallel.samples.table import add_up, tabulate
+from mm_autoparallel.samples.table import UNSAID, add_up
 
 if TYPE_CHECKING:
     from mm_autoparallel.planner.balanced_stream import Exchange
@@ -78,13 +79,13 @@ class BatchBalancer:
                 "a plan says what its own micro-batches cost, and not what a sample does; give "
                 "cost=SampleCost(image_ms=(a2, a1, a0), token_ms=(b2, b1)), of the whole encoder and the whole decoder"
             )
-        _check_cost(cost)
-        for name, value in (("dp", dp), ("micro_batches", micro_batches), ("token_cap", token_cap)):
-            _check_count(name, value, may_miss=name != "token_cap")
-        self.plan, self.cost = _read(plan, micro_batches), cost
-        self.dp = dp or self.plan.strategy.dp
-        self.micro_batches = micro_batches or self.plan.num_microbatches
-        self.token_cap = token_cap
+        check_cost(cost)
+        replicas = None if dp is None else whole_number("dp", dp, least=1)
+        each = None if micro_batches is None else whole_number("micro_batches", micro_batches, least=1)
+        self.token_cap = whole_number("token_cap", token_cap, least=1)
+        self.plan, self.cost = _read(plan, each), cost
+        self.dp = replicas or self.plan.strategy.dp
+        self.micro_batches = each or self.plan.num_microbatches
         self.law, self.encoder_factor = _law_of(self.plan, cost), _encoder_factor(self.plan.strategy)
         try:
             self.law.tasks(self.micro_batches)
@@ -131,18 +132,8 @@ class BatchBalancer:
 
         Raises PlanError where a number is no sample's or stands there twice, or a replica has no micro-batch.
         """
-        seen: set[int] = set()
-        for r, replica in enumerate(ranks):
-            if not len(replica):
-                raise PlanError(f"replica {r} has no micro-batch; each needs one or more")
-            for i in chain.from_iterable(replica):
-                if not 0 <= i < len(samples) or i in seen:
-                    why = "is dealt twice" if i in seen else f"is none of the {len(samples)} samples"
-                    raise PlanError(f"replica {r} holds sample {i}, which {why}")
-                seen.add(int(i))
-        if not len(ranks):
-            raise PlanError("the dealing has no replica; give one list of micro-batches for each")
-        return self._play(ranks, self._measure(samples)[0])
+        ms = self._measure(samples)[0]
+        return self._play(read_dealing(ranks, len(samples)), ms)
 
     def wrap(
         self, iterator: Iterable[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
@@ -161,7 +152,7 @@ class BatchBalancer:
 
     def check_replica(self, rank: int, size: int) -> None:
         """Raise PlanError where `rank` of `size` is none of this balancer's replicas."""
-        if size != self.dp or not 0 <= rank < size:
+        if size != self.dp or whole_number("rank", rank) >= size:
             raise PlanError(f"this is rank {rank} of {size} replicas, and the balancer deals to {self.dp}: give its dp")
 
     def check_samples(self, samples: Sequence[Sample]) -> None:
@@ -170,14 +161,14 @@ class BatchBalancer:
 
     def _measure(self, samples: Sequence[Sample]) -> tuple[Floats, Ints]:
         """Load [n, 2] and tokens [n], as Sample and SampleCost have them. Raises PlanError naming a malformed one."""
-        try:
-            table = tabulate(samples)
-        except ValueError as error:
-            raise PlanError(str(error)) from None
-        if len(table.audio_s):
-            i = int(np.argmax(table.num_recordings))
-            raise PlanError(f"sample {i} has audio, and a SampleCost covers images and text alone; give its tokens")
-        tokens = table.num_tokens()
+        table = read_samples(samples)
+        unsaid = np.flatnonzero((table.num_recordings > 0) & (table.tokens == UNSAID))
+        if len(unsaid):
+            raise PlanError(
+                f"sample {unsaid[0]} has audio, and what that becomes of its sequence is not known here; give its "
+                "tokens, of the whole sequence"
+            )
+        tokens = table.num_tokens(self.cost.merge_tokens)
         encoder_ms = add_up(self.encoder_factor * self.cost.images_ms(table.patches.astype(np.float64)), table.images)
         if encoder_ms.any() and not any(self.law.layers[0]):
             raise PlanError(f"sample {int(np.argmax(encoder_ms))} has images, and the plan has no vision layers")
@@ -208,19 +199,6 @@ class BatchBalancer:
             raise PlanError(f"the plan's schedule does not run this dealing: {error}") from None
 
 
-def _check_count(name: str, value: Any, may_miss: bool) -> None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not is_count and not (may_miss and value is None):
-        raise PlanError(f"{name} is {describe_value(value)}; a whole number of at least 1 is expected")
-
-
-def _check_cost(cost: SampleCost) -> None:
-    for name, names in (("image_ms", "a2, a1, a0"), ("token_ms", "b2, b1")):
-        figures: tuple[float, ...] = tuple(getattr(cost, name))
-        if len(figures) != names.count(",") + 1 or not all(0.0 <= figure < math.inf for figure in figures):
-            raise PlanError(f"cost.{name} is {figures}; ({names}), finite and at least 0, is expected")
-
-
 def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None) -> Plan:
     """The plan, of a result file too that says no batch where micro_batches does. Raises PlanError."""
     if isinstance(plan, Plan):
@@ -233,6 +211,8 @@ def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None
         raise PlanError(f"plan is {describe_value(plan)}; a Plan, its result file or that file's content is expected")
     document.setdefault("layer_recompute", {})
     sizes = document.get("parallel_config")
+    if micro_batches is None and "global_batch_size" not in document:
+        raise PlanError("global_batch_size is missing; give it there, or micro_batches", where=where)
     if micro_batches is not None and "global_batch_size" not in document and isinstance(sizes, Mapping):
         share = [sizes.get(name) for name in ("DP", "MBS")]
         document["global_batch_size"] = micro_batches * math.prod(n if isinstance(n, int) else 1 for n in share)
@@ -248,7 +228,10 @@ def _law_of(plan: Plan, cost: SampleCost) -> Law:
         )
     if strategy.schedule not in (*OF_JOBS, GIVEN):
         raise PlanError(f"schedule is {strategy.schedule}; plans are balanced that run {', '.join(OF_JOBS)}")
-    others = [modality for modality, held in plan.layers.items() if any(held) and modality not in ("vision", "text")]
+    held = [modality for modality, counts in plan.layers.items() if any(counts)]
+    if strategy.arrangement is not None and not strategy.arrangement.is_cached:
+        held += [part for part in strategy.arrangement.encoder.parts if part not in held]
+    others = [modality for modality in held if modality not in ("vision", "text")]
     if others:
         raise PlanError(
             f"the plan has layers of {', '.join(others)}, and a SampleCost covers vision and text alone; what those "

@@ -54,13 +54,15 @@ class SampleCost:
     """Forward and backward, in ms, of the whole encoder for an image and of the whole decoder for a sequence.
 
     image_ms: (a2, a1, a0): a2·p² + a1·p + a0 for an image of p patches. token_ms: (b2, b1): b2·t² + b1·t for a sequence
-    of t tokens. Stages take their share by their count of layers of that modality.
+    of t tokens. merge_tokens: patches of an image that become one token there, where a sample does not say its tokens
+    (Qwen2-VL 4, LLaVA 1). Stages take their share by their count of layers of that modality.
     """
 
     image_ms: tuple[float, float, float]
     token_ms: tuple[float, float]
     encoder_frozen: bool = False
     """Nothing of the encoder trains: image_ms is of the forward alone."""
+    merge_tokens: int = PATCHES_A_TOKEN_SIDE**2
 
     def images_ms(self, patches: Floats) -> Floats:
         """[.] of each image."""
@@ -78,6 +80,9 @@ class SampleCost:
         """Of all images of `sample`."""
         return float(self.images_ms(np.array(sample.patches, dtype=np.float64)).sum())
 
-    def decoder_ms(self, sample: Sample, merge: int = PATCHES_A_TOKEN_SIDE) -> float:
+    def decoder_ms(self, sample: Sample) -> float:
         """Of the sample's sequence."""
-        return float(self.sequences_ms(np.array([sample.num_tokens(merge)], dtype=np.float64))[0])
+        tokens = sample.tokens
+        if tokens is None:
+            tokens = sample.text_tokens + sample.media_tokens(self.merge_tokens, AUDIO_TOKENS_PER_S)
+        return float(self.sequences_ms(np.array([tokens], dtype=np.float64))[0])

@@ -154,7 +154,7 @@ def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTa
 
 def _whole(values: Sequence[Any], samples: Sequence[Sample], holders: Sequence[int] | Ints) -> Ints:
     """The values as whole numbers. holders: the sample that each is of. Raises ValueError, naming it."""
-    found = np.array(values, dtype=np.float64)
+    found = np.array([np.nan if isinstance(value, (str, bytes)) else value for value in values], dtype=np.float64)
     wrong = np.flatnonzero(~((found >= 0) & (found == np.floor(found)) & (found <= MOST_TOKENS)))
     if len(wrong):
         i = int(holders[int(wrong[0])])

@@ -35,7 +35,7 @@ SIGNATURES = {
         *("samples", "balancer", "rank", "global_batch_size", "seed", "epoch", "shuffle"),
     ],
     "Sample": ["patches", "text_tokens", "tokens", "audio_s"],
-    "SampleCost": ["image_ms", "token_ms", "encoder_frozen"],
+    "SampleCost": ["image_ms", "token_ms", "encoder_frozen", "merge_tokens"],
 }
 NOUNS = {
     "Plan": ["edited", "layers", "modes_used", "num_microbatches", "recompute", "strategy"],

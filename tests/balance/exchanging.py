@@ -53,6 +53,13 @@ def main() -> None:
         refused = ""
     except PlanError as error:
         refused = str(error)
+    outgoing: list[list[dict[str, torch.Tensor]]] = [[], []]
+    outgoing[1 - rank].append({"n": torch.tensor(rank)})
+    (scalar,) = exchange.swap(outgoing, [int(other != rank) for other in range(2)])[1 - rank]
+    assert scalar["n"].shape == ()
+    assert int(scalar["n"]) == 1 - rank
+    with pytest.raises(PlanError, match="on rank 1, a sample has 'n': a list"):
+        exchange.swap([[{"n": [1] if rank else torch.zeros(1)}], []], [1, 1])
     print(json.dumps({"got": got, "refused": refused}))
     dist.destroy_process_group()
 

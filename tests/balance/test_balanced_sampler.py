@@ -61,6 +61,65 @@ def test_a_state_goes_on_exactly(samples: list[Sample], taken: int) -> None:
     assert list(other) == whole
 
 
+def test_each_iterator_has_its_own_place(samples: list[Sample]) -> None:
+    sampler = make_sampler(samples)
+    whole = list(sampler)
+    assert next(iter(sampler)) == whole[0]
+    assert list(sampler) == whole
+    one, other = iter(sampler), iter(sampler)
+    assert [next(one), next(other), next(other), next(one)] == [whole[0], whole[0], whole[1], whole[1]]
+    assert next(other) == whole[2]
+    assert (sampler.state_dict()["step"], sampler.state_dict()["micro_batch"]) == (1, 0)
+    assert (list(one), list(other)) == (whole[2:], whole[3:])
+
+
+def test_a_loaded_state_goes_to_the_iterator_that_is_read_first(samples: list[Sample]) -> None:
+    """A DataLoader with workers asks for two iterators and reads the second."""
+    sampler = make_sampler(samples)
+    whole = list(sampler)
+    list(islice(sampler, 5))
+    other = make_sampler(samples)
+    other.load_state_dict(sampler.state_dict())
+    assert other.state_dict() == sampler.state_dict()
+    unread, read = iter(other), iter(other)
+    assert list(read) == whole[5:]
+    assert list(unread) == list(other) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_peek_into_a_loader_loses_nothing(samples: list[Sample], workers: int) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    whole = list(make_sampler(samples))
+    sampler = make_sampler(samples)
+    loader = data.DataLoader(range(len(samples)), batch_sampler=sampler, collate_fn=list, num_workers=workers)
+    assert next(iter(loader)) == whole[0]
+    assert list(loader) == whole
+    begun = make_sampler(samples)
+    list(islice(begun, 4))
+    sampler.load_state_dict(begun.state_dict())
+    assert list(loader) == whole[4:]
+    assert list(loader) == whole
+
+
+def test_an_epoch_that_is_over_is_not_repeated(samples: list[Sample]) -> None:
+    sampler = make_sampler(samples, seed=3)
+    list(sampler)
+    state = sampler.state_dict()
+    assert (state["epoch"], state["step"], state["micro_batch"]) == (0, sampler.steps_per_epoch, 0)
+    trained = []
+    other = make_sampler(samples)
+    other.load_state_dict(state)
+    for epoch in range(state["epoch"], 2):
+        other.set_epoch(epoch)
+        trained += list(other)
+    assert trained == list(make_sampler(samples, seed=3, epoch=1))
+    later = make_sampler(samples)
+    later.load_state_dict(state)
+    later.set_epoch(1)
+    assert (later.state_dict()["epoch"], later.state_dict()["step"]) == (1, 0)
+    assert list(later) == trained
+
+
 OTHER_SIZES = (
     {"dp": 3, "global_batch_size": 12},
     {"dp": 1},
@@ -115,6 +174,10 @@ def test_a_state_without_sizes_is_read(samples: list[Sample]) -> None:
     ("given", "message"),
     [
         ({"rank": 2}, "rank 2 of 2 replicas"),
+        ({"rank": None}, "rank is nothing"),
+        ({"seed": -1}, "seed is -1"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"global_batch_size": 8.0}, "global_batch_size is 8.0; a whole number"),
         ({"global_batch_size": 5}, "between 6"),
         ({"global_batch_size": 71}, "70 of the data set"),
     ],
@@ -124,6 +187,12 @@ def test_what_is_wrong_is_said(samples: list[Sample], given: dict, message: str)
         make_sampler(samples, **given)
     with pytest.raises(PlanError, match="sample 70 has 60001 tokens"):
         make_sampler([*samples, Sample(tokens=60001)])
+    with pytest.raises(PlanError, match="epoch is -1"):
+        make_sampler(samples).set_epoch(-1)
+    with pytest.raises(PlanError, match="state of the sampler is nothing"):
+        make_sampler(samples).load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="taken with shuffle=True, and this one has shuffle=False"):
+        make_sampler(samples, shuffle=False).load_state_dict(make_sampler(samples).state_dict())
 
 
 @pytest.mark.parametrize(

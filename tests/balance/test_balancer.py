@@ -213,6 +213,38 @@ def test_a_tight_cap_is_packed_by_tokens() -> None:
     check_dealing(balancer.assign(samples), samples, balancer)
 
 
+def test_the_cap_is_kept_of_models_that_merge_fewer_patches() -> None:
+    """LLaVA: each of an image's 576 patches is a token."""
+    samples = [Sample((576, 576), text_tokens=200)] * 8
+    cost = replace(COST, merge_tokens=1)
+    balancer = BatchBalancer(CHAIN, micro_batches=2, token_cap=2704, cost=cost)
+    ranks = balancer.assign(samples).ranks
+    assert [len(micro_batch) for replica in ranks for micro_batch in replica] == [2] * 4
+    told = [replace(sample, tokens=1352) for sample in samples]
+    assert balancer.evaluate(ranks, samples) == balancer.evaluate(ranks, told)
+    assert cost.decoder_ms(samples[0]) == COST.decoder_ms(told[0]) > COST.decoder_ms(samples[0])
+    with pytest.raises(PlanError, match="sample 0 has 1352 tokens, and token_cap is 1351"):
+        BatchBalancer(CHAIN, micro_batches=2, token_cap=1351, cost=cost).assign(samples)
+
+
+def test_audio_is_in_the_tokens_that_a_sample_says() -> None:
+    """As `data stats --out` writes both; layers of its encoder are refused, so that it takes nothing more."""
+    balancer = BatchBalancer(CHAIN, micro_batches=2, token_cap=1000, cost=COST)
+    heard = [Sample(tokens=100 + 10 * i, audio_s=(3.0,)) for i in range(8)]
+    assert balancer.assign(heard) == balancer.assign([replace(sample, audio_s=()) for sample in heard])
+    with pytest.raises(PlanError, match=r"sample 2 has audio.*give its tokens, of the whole sequence"):
+        balancer.assign([*heard[:2], Sample(text_tokens=5, audio_s=(3.0,)), *heard])
+
+
+def test_numbers_of_numpy_are_whole_numbers() -> None:
+    sizes = {"dp": np.int64(2), "micro_batches": np.int32(2), "token_cap": np.int64(1000)}
+    balancer = BatchBalancer(CHAIN, cost=SampleCost(np.array(COST.image_ms), COST.token_ms), **sizes)  # type: ignore[arg-type]
+    samples = [Sample(tokens=5)] * 4
+    assert balancer.evaluate(np.array([[[0, 1]], [[2, 3]]]), samples) == balancer.evaluate(
+        [[[0, 1]], [[2, 3]]], samples
+    )
+
+
 def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(CHAIN | {"global_batch_size": 12}))
@@ -229,10 +261,15 @@ def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
         (CHAIN, {"cost": None}, "give cost=SampleCost"),
         (CHAIN, {"cost": SampleCost((1.0, 2.0), (1.0, 1.0))}, r"cost.image_ms is \(1.0, 2.0\)"),  # type: ignore[arg-type]
         (CHAIN, {"cost": SampleCost((1.0, 2.0, -1.0), (1.0, 1.0))}, "finite and at least 0"),
+        (CHAIN, {"cost": SampleCost(("a", 0, 0), (1.0, 1.0))}, "finite and at least 0"),  # type: ignore[arg-type]
+        (CHAIN, {"cost": SampleCost(None, (1.0, 1.0))}, "cost.image_ms is None"),  # type: ignore[arg-type]
+        (CHAIN, {"cost": ((0, 0, 0), (0, 0))}, r"cost is a list of 2; SampleCost\(image_ms="),
+        (CHAIN, {"cost": replace(COST, merge_tokens=0)}, "cost.merge_tokens is 0"),
         (CHAIN, {"dp": 0}, "dp is 0"),
+        (CHAIN, {"dp": True}, "dp is true"),
         (CHAIN, {"micro_batches": 2.5}, "micro_batches is 2.5"),
         (CHAIN, {"token_cap": 0}, "token_cap is 0"),
-        (CHAIN, {"micro_batches": None}, "global_batch_size is missing"),
+        (CHAIN, {"micro_batches": None}, "the plan: global_batch_size is missing; give it there, or micro_batches$"),
         (CHAIN | {"schedule": "seq_1f1b_2"}, {}, "schedule is seq_1f1b_2"),
         (AWAY | {"layout": {"modules": EACH}}, {}, "layout is colocated in phases, vision PP 1.* a module for each"),
         (FREE, {"micro_batches": 3}, "does not run 3 micro-batches"),
@@ -243,6 +280,12 @@ def test_a_plan_is_read_from_a_file_or_a_plan(tmp_path: Path) -> None:
 def test_what_is_wrong_of_a_plan_is_said(document: object, given: dict, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         BatchBalancer(document, **({"dp": 2, "micro_batches": 2, "token_cap": 1000, "cost": COST} | given))  # type: ignore[arg-type]
+
+
+def test_an_audio_encoder_beside_the_stages_is_refused() -> None:
+    layout = {"kind": "colocated", "encoder_run": "phases", "modules": {"audio": _ONE, "llm": SIZES["llm"]}}
+    with pytest.raises(PlanError, match="layers of audio"):
+        BatchBalancer(AWAY | {"layout": layout}, micro_batches=2, token_cap=1000, cost=COST)
 
 
 def test_audio_layers_are_refused() -> None:
@@ -263,6 +306,11 @@ def test_audio_layers_are_refused() -> None:
         ([Sample(tokens=5)] * 4 + [Sample(tokens=10**30)], "whole numbers from 0 to 1,000,000,000"),
         ([Sample(tokens=5)] * 4 + [Sample((2.5,))], "whole numbers"),  # type: ignore[arg-type]
         ([Sample((16,))] * 4, "the plan has no vision layers"),
+        ([Sample(tokens=5)] * 4 + [Sample(tokens="5")], "sample 4 is Sample.*whole numbers"),  # type: ignore[arg-type]
+        ([Sample(4096)] * 4, r"sample 0 is Sample\(patches=4096, .*patches is a tuple"),  # type: ignore[arg-type]
+        ([Sample(tokens=5, audio_s=("a",))] * 4, "audio_s are seconds"),  # type: ignore[arg-type]
+        ([Sample(tokens=5), {"tokens": 5}], "sample 1 is a mapping; Sample"),  # type: ignore[list-item]
+        ((Sample(tokens=5) for _ in range(4)), "the samples are of type generator; a list of Sample"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_wrong_of_samples_is_said(samples: list[Sample], message: str) -> None:
@@ -278,6 +326,8 @@ def test_what_is_wrong_of_samples_is_said(samples: list[Sample], message: str) -
         ([[[0, 1], [4]]], "sample 4, which is none of the 4"),
         ([[[0]], []], "replica 1 has no micro-batch"),
         ([], "no replica"),
+        ([[0, 1], [2, 3]], r"the dealing is malformed .*are expected: \[\[\[0, 3\]"),
+        ([[[0.5]]], "the dealing is malformed"),
     ],
 )
 def test_what_is_wrong_of_a_dealing_is_said(ranks: list, message: str) -> None:
