@@ -192,6 +192,10 @@ def test_loads_are_those_of_the_jobs_own_costs() -> None:
     cost, sample = sample_cost(laws, job.model), job.samples.sample(7)
     assert cost.encoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["vision"], job.model)[7])
     assert cost.decoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["text"], job.model)[7])
+    assert cost.merge_tokens == job.model.merge_tokens == 4
+    encoder = job.model.encoders[0]
+    whole = encoder.model_copy(update={"projector": encoder.projector.model_copy(update={"merge_tokens": 1})})
+    assert sample_cost(laws, job.model.model_copy(update={"encoders": (whole,)})).merge_tokens == 1
 
 
 def test_an_image_costs_what_it_does_where_few_samples_have_one() -> None:

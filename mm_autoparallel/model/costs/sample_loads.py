@@ -201,4 +201,5 @@ def sample_cost(laws: Mapping[str, SampleLaw], model: Model) -> SampleCost:
     text = next(law for law in laws.values() if law.media == "text")
     image_ms = (image.square_ms, image.linear_ms, 0.0) if image else (0.0, 0.0, 0.0)
     frozen = any(encoder.media == "images" and encoder.freeze for encoder in model.encoders)
-    return SampleCost(image_ms, (text.square_ms, text.linear_ms), encoder_frozen=frozen)
+    token_ms = text.square_ms, text.linear_ms
+    return SampleCost(image_ms, token_ms, encoder_frozen=frozen, merge_tokens=model.merge_tokens)
