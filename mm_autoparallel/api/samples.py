@@ -93,11 +93,14 @@ def count_samples(
 
 
 def is_waiting(job_path: Path, out: Path) -> bool:
-    """Whether `out` is the file that the job at `job_path` has its samples from. Raises JobError."""
+    """Whether the job at `job_path` names a model, and `out` as the file of its samples. Raises JobError."""
     from mm_autoparallel.files import read_document
 
-    file = _source_document(read_document(job_path, "job file")).get("file")
-    return isinstance(file, str) and (job_path.parent / file).resolve() == out.resolve()
+    document = read_document(job_path, "job file")
+    file, model = _source_document(document).get("file"), document.get("model")
+    if not isinstance(file, str) or not isinstance(model, (str, dict)):
+        return False
+    return (job_path.parent / file).resolve() == out.resolve()
 
 
 def count_for(

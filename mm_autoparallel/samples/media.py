@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import re
@@ -18,6 +19,8 @@ from mm_autoparallel.samples.values import Malformed, is_said, number, several, 
 MOST_FRAMES = 100_000
 """Of a video that a model is given. Assumed: an hour, at 25 a second."""
 
+_HEAD = 1 << 20
+"""Characters in base64 that are read of an image. Assumed: its size stands in them."""
 _SIZE = re.compile(r"(\d{1,9})x(\d{1,9})")
 _OUTRIGHT = "or `tokens` of the whole sequence, with which text is not read"
 
@@ -107,25 +110,34 @@ def _list_sizes(value: object) -> list[dict[str, Any]]:
 
 def _find_size(image: object, rules: SampleRules) -> tuple[int, int]:
     """Width and height of what an image of a record is."""
-    found, name = None, describe_value(image)
+    content, file_name = image, image
     if isinstance(image, Mapping):
         if image.get("width") is not None and image.get("height") is not None:
             return whole(image["width"], "width", least=1), whole(image["height"], "height", least=1)
+        content = image.get("bytes")
         file_name = image.get("path") if image.get("path") is not None else image.get("url")
-        name = describe_value(file_name)
-        if isinstance(image.get("bytes"), bytes):
-            found = read_size(io.BytesIO(image["bytes"]))
-        elif isinstance(file_name, str) and rules.find_size:
-            found = rules.find_size(file_name)
-    elif isinstance(image, bytes):
-        found, name = read_size(io.BytesIO(image)), f"of {len(image):,} bytes"
-    elif isinstance(image, str) and rules.find_size:
-        found = rules.find_size(image)
+    if isinstance(file_name, str) and file_name.startswith("data:") and not isinstance(content, bytes):
+        content = _decode(file_name)
+    found, name = None, describe_value(file_name)
+    if isinstance(content, bytes):
+        found = read_size(io.BytesIO(content))
+        name = name if isinstance(file_name, str) else f"of {len(content):,} bytes"
+    elif isinstance(file_name, str) and rules.find_size:
+        found = rules.find_size(file_name.removeprefix("file://"))
     if found is None:
         where = "there is no such image below --images, or none that is PNG, JPEG, WebP or GIF"
         reason = where if rules.find_size else "give --images DIR, the folder that its images lie in"
         raise Malformed(f"the size of its image {name} is not known: {reason}, or image_sizes in the record")
     return found
+
+
+def _decode(name: str) -> bytes:
+    """The first bytes of an image that stands in its own name, `data:image/png;base64,iVBO...` (RFC 2397)."""
+    text = name.partition(",")[2][:_HEAD]
+    try:
+        return base64.b64decode(text[: len(text) // 4 * 4])
+    except ValueError:
+        return b""
 
 
 def list_frames(record: Mapping[str, Any], told: Content, rules: SampleRules) -> tuple[list[int], int]:

@@ -1,7 +1,8 @@
 """Records of data sets, one after the other, with the place of each for messages: the readers of file formats.
 
 JSONL, a JSON list (LLaVA's conversations, MindSpeed-MM's data), CSV, parquet (Hugging Face's data sets) and tar
-(WebDataset). Memory is bounded by the largest record, in parquet by 16 of them, and not by the file.
+(WebDataset). Memory is bounded by the largest record, in parquet by 16 of them and a page,
+and not by the file.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _cell(name: str, cell: str, path: Path, place: str) -> object:
 
 def _list_parquet(path: Path) -> Records:
     try:
-        import pyarrow.parquet as parquet  # type: ignore[import-not-found,unused-ignore]
+        import pyarrow.parquet as parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise JobError(
             "parquet is read by pyarrow, which is not installed: pip install pyarrow; or write the samples as JSONL",
@@ -184,7 +185,7 @@ def _list_parquet(path: Path) -> Records:
         ) from None
     with open_samples(path) as stream:
         try:
-            file = parquet.ParquetFile(stream, buffer_size=_CHUNK)
+            file = parquet.ParquetFile(stream, buffer_size=_CHUNK, pre_buffer=False)
             wanted = [name for name in file.schema_arrow.names if name in KNOWN]
             if not wanted:
                 raise JobError(f"no column is called as any of {', '.join(KNOWN)}", where=name_file(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from pathlib import Path
@@ -32,6 +33,8 @@ def image(**own: Any) -> dict[str, Any]:
     return {"type": "image", **own}
 
 
+INLINE = f"data:image/png;base64,{base64.b64encode(png(28, 28)).decode()}"
+
 WORDS = {"type": "text", "text": "seven!!", "image": None}
 """Parquet gives every part all keys."""
 
@@ -42,6 +45,8 @@ WORDS = {"type": "text", "text": "seven!!", "image": None}
         (say(image(image="a.jpg"), WORDS), Sample((1024,), 10)),
         (say(image(image="a.jpg"), WORDS, image(image={"bytes": png(28, 28), "path": None})), Sample((1024, 4), 10)),
         (say({"type": "image_url", "image_url": {"url": "a.jpg"}}), Sample((1024,), 3)),
+        (say({"type": "image_url", "image_url": {"url": INLINE}}), Sample((4,), 3)),
+        ({"images": [INLINE, "file://a.jpg"]}, Sample((4, 1024))),
         (say(image(bytes=png(28, 28))), Sample((4,), 3)),
         (say(image(width=28, height=28)), Sample((4,), 3)),
         (say("hi", images=["a.jpg", "a.jpg"]), Sample((1024, 1024), 5)),
@@ -79,6 +84,8 @@ def test_what_a_record_holds_is_counted(record: dict[str, Any], sample: Sample) 
     ("record", "message"),
     [
         (say(image(image="b.jpg")), 'the size of its image "b.jpg" is not known'),
+        ({"image": "data:image/png;base64,!"}, "the size of its image .data:image/png;base64,!. is not known"),
+        ({"image": b"GIF"}, "the size of its image of 3 bytes is not known"),
         (say(image(), WORDS), "messages has 1 parts of messages that are images, and nothing says which; give images"),
         (say(image(), image()) | {"images": ["a.jpg"]}, "it has 1 in images, and 2 parts of messages"),
         ({"text": "<image>hi"}, "it has 1 <image> mark in text, and no key says an image; give .* or `tokens` of"),
@@ -133,3 +140,18 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path) -> None:
     )
     with pytest.raises(JobError, match="row 1: its audio has a mapping, and recordings are not opened"):
         list(list_samples(tmp_path / "a.parquet", lambda record: read_record(record, RULES)))
+
+
+def test_parquet_is_read_by_a_few_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"image": [png(28, 28) + bytes(1 << 20)] * 100})
+    parquet.write_table(table, tmp_path / "a.parquet", write_batch_size=1, use_dictionary=False)
+    usual = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(usual)
+    pyarrow.set_memory_pool(pool)
+    try:
+        assert len(list(list_samples(tmp_path / "a.parquet", lambda record: read_record(record, RULES)))) == 100
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert pool.max_memory() < 50 << 20
