@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Count, write, print."""
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.api.samples import count_for, count_samples, is_waiting
+    from mm_autoparallel.files import is_folder
     from mm_autoparallel.samples.rules import SampleRules
 
     _check_out(arguments.out)
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         characters_count_per_token=arguments.characters_per_token,
     )
     out: Path | None = arguments.out
+    told = f"wrote {out}" if out is None or is_folder(out.parent) else f"wrote {out}, and made its folder"
     if out is not None and arguments.job is not None and is_waiting(arguments.job, out):
         with writing(out):
             found = count_for(arguments.job, out, arguments.files, rules, arguments.images)
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             with writing(out):
                 found.write(out)
     if out is not None:
-        say(f"wrote {out}")
+        say(told)
     if arguments.json:
         print_document(found.document())
     else:

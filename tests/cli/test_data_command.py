@@ -100,6 +100,9 @@ def test_samples_are_written_as_lines(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["data", "stats", "samples.jsonl", "--out", "compact.parquet"]) == 2
     assert "--out compact.parquet: a compact sample file is JSONL; name it .jsonl" in capsys.readouterr().err
     assert not (folder / "compact.parquet").exists()
+    for told in ("wrote new/one.jsonl, and made its folder\n", "wrote new/two.jsonl\n"):
+        assert main(["data", "stats", "samples.jsonl", "--out", told.split()[1].rstrip(",")]) == 0
+        assert capsys.readouterr().err.endswith(told)
 
 
 def test_audio_for_a_model_that_hears_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
