@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mm_autoparallel.cli.arguments import count
 from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import check_writable, say, writing
 
 HELP = "count the samples of a data set: images, patches, tokens, and how much they differ"
@@ -41,30 +42,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--characters-per-token", type=_characters, metavar="X", help="of text whose tokens nobody has counted"
     )
-    parser.add_argument("--out", type=Path, metavar="OUT.jsonl", help="write the samples as a compact sample file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="OUT.jsonl",
+        help="write the samples as a compact sample file, that of JOB where it has none yet",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def _check_out(out: Path | None) -> None:
+    """Raises JobError where the samples cannot be written there."""
+    from mm_autoparallel.files import is_there
+
+    if out is None:
+        return
+    if out.suffix.lower() != ".jsonl":
+        raise JobError(f"--out {out}: a compact sample file is JSONL; name it .jsonl")
+    if is_there(out):
+        raise JobError(f"{out} is there already and stays as it is; give another file with --out, or move it")
+    check_writable(out)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count, write, print."""
     from mm_autoparallel.api.jobs import read_job
-    from mm_autoparallel.api.samples import count_samples
-    from mm_autoparallel.samples.record import SampleRules
+    from mm_autoparallel.api.samples import count_for, count_samples, is_waiting
+    from mm_autoparallel.files import is_folder
+    from mm_autoparallel.samples.rules import SampleRules
 
-    if arguments.out is not None:
-        check_writable(arguments.out)
+    _check_out(arguments.out)
     rules = SampleRules(
         patch_size=arguments.patch_size,
         merge_side=arguments.merge,
         most_pixels=arguments.max_pixels,
         characters_count_per_token=arguments.characters_per_token,
     )
-    job = None if arguments.job is None else read_job(arguments.job)
-    found = count_samples(arguments.files, rules, job, arguments.images)
-    if arguments.out is not None:
-        with writing(arguments.out):
-            found.write(arguments.out)
-        say(f"wrote {arguments.out}")
+    out: Path | None = arguments.out
+    told = f"wrote {out}" if out is None or is_folder(out.parent) else f"wrote {out}, and made its folder"
+    if out is not None and arguments.job is not None and is_waiting(arguments.job, out):
+        with writing(out):
+            found = count_for(arguments.job, out, arguments.files, rules, arguments.images)
+    else:
+        job = None if arguments.job is None else read_job(arguments.job)
+        found = count_samples(arguments.files, rules, job, arguments.images)
+        if out is not None:
+            with writing(out):
+                found.write(out)
+    if out is not None:
+        say(told)
     if arguments.json:
         print_document(found.document())
     else:

@@ -1,8 +1,8 @@
 """Records of data sets, one after the other, with the place of each for messages: the readers of file formats.
 
 JSONL, a JSON list (LLaVA's conversations, MindSpeed-MM's data), CSV, parquet (Hugging Face's data sets) and tar
-(WebDataset, whose members of one name before the first dot are a sample, and hidden ones none). Memory is bounded by
-the largest record and not by the file.
+(WebDataset). Memory is bounded by the largest record, in parquet by 16 of them and a page,
+and not by the file.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import csv
 import io
 import json
 import re
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.samples.opened import name_file, open_samples
-from mm_autoparallel.samples.record import KNOWN, Malformed
+from mm_autoparallel.samples.archives import list_tar
+from mm_autoparallel.samples.content import TEXTS
+from mm_autoparallel.samples.opened import MOST_RECORD, broken, name_file, open_samples, parse_record, refuse_constant
+from mm_autoparallel.samples.record import KNOWN
+from mm_autoparallel.samples.values import Malformed
 
 Records = Iterator[tuple[str, Mapping[str, Any]]]
 """Place (`line 3`) and content of each."""
 
 _CHUNK = 1 << 20
-_MOST_RECORD = 64 << 20
-"""Characters of one record, and bytes of a member that is read whole. Assumed: far more than a conversation has."""
-_IMAGES = ("png", "jpg", "jpeg", "webp", "gif")
-_VIDEOS = ("mp4", "mkv", "webm", "avi", "mov")
+"""Characters of JSON, and bytes of a parquet column, that are read at once."""
+_NAMED = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns whose cells name a file."""
+_ROWS = 16
+"""Of parquet that are in memory at once: images in them may be large."""
 
 
 def list_records(path: Path) -> Records:
@@ -39,7 +42,7 @@ def list_records(path: Path) -> Records:
         ".json": _list_json,
         ".csv": _list_csv,
         ".parquet": _list_parquet,
-        ".tar": _list_tar,
+        ".tar": list_tar,
     }
     if ending not in known:
         raise JobError(
@@ -48,26 +51,6 @@ def list_records(path: Path) -> Records:
             where=name_file(path),
         )
     return known[ending](path)
-
-
-def _broken(path: Path, place: str, reason: str) -> JobError:
-    return JobError(f"{place}: {reason}", where=name_file(path))
-
-
-def _parse(text: str, path: Path, place: str) -> Mapping[str, Any]:
-    """One JSON mapping."""
-    try:
-        found = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as failure:
-        reason = getattr(failure, "msg", str(failure))
-        raise _broken(path, place, f"it is no valid JSON ({reason}); a mapping with {KNOWN[0]}, … is right") from None
-    if not isinstance(found, dict):
-        raise _broken(path, place, f"it is no mapping; one with some of {', '.join(KNOWN)} is right")
-    return found
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no number")
 
 
 def _text(stream: BinaryIO) -> io.TextIOWrapper:
@@ -80,15 +63,15 @@ def _list_lines(path: Path) -> Records:
         while True:
             number += 1
             try:
-                line = lines.readline(_MOST_RECORD)
+                line = lines.readline(MOST_RECORD)
             except UnicodeDecodeError as failure:
-                raise _broken(path, f"line {number}", f"it is no UTF-8 text (byte {failure.start} of it)") from None
+                raise broken(path, f"line {number}", f"it is no UTF-8 text (byte {failure.start} of it)") from None
             if not line:
                 return
-            if len(line) == _MOST_RECORD:
-                raise _broken(path, f"line {number}", f"it has more than {_MOST_RECORD:,} characters; divide it")
+            if len(line) == MOST_RECORD:
+                raise broken(path, f"line {number}", f"it has more than {MOST_RECORD:,} characters; divide it")
             if line.strip():
-                yield f"line {number}", _parse(line, path, f"line {number}")
+                yield f"line {number}", parse_record(line, path, f"line {number}")
 
 
 _SPACE = re.compile(r"\s*")
@@ -99,14 +82,14 @@ class _Ahead:
 
     def __init__(self, stream: io.TextIOWrapper, path: Path) -> None:
         self._stream, self._path, self._text, self.at = stream, path, "", 0
-        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+        self._decoder = json.JSONDecoder(parse_constant=refuse_constant)
 
     def _more(self, place: str) -> bool:
         """Read on, and forget what was passed; whether there was anything."""
         try:
             found = self._stream.read(_CHUNK)
         except UnicodeDecodeError:
-            raise _broken(self._path, place, "it is no UTF-8 text") from None
+            raise broken(self._path, place, "it is no UTF-8 text") from None
         self._text, self.at = self._text[self.at :] + found, 0
         return bool(found)
 
@@ -124,9 +107,9 @@ class _Ahead:
             try:
                 value, self.at = self._decoder.raw_decode(self._text, self.at)
             except (ValueError, RecursionError) as failure:
-                if len(self._text) - self.at > _MOST_RECORD or not self._more(place):
+                if len(self._text) - self.at > MOST_RECORD or not self._more(place):
                     reason = getattr(failure, "msg", str(failure))
-                    raise _broken(self._path, place, f"it is no valid JSON ({reason})") from None
+                    raise broken(self._path, place, f"it is no valid JSON ({reason})") from None
                 continue
             return value
 
@@ -140,63 +123,61 @@ def _list_json(path: Path) -> Records:
         ahead.at += 1
         while (following := ahead.next_character(f"entry {number + 1}")) != "]":
             if not following:
-                raise _broken(path, f"after entry {number}", "the list has no end; the file is cut off")
+                raise broken(path, f"after entry {number}", "the list has no end; the file is cut off")
             if number:
                 if following != ",":
-                    raise _broken(path, f"after entry {number}", "there is no comma; a list of records is expected")
+                    raise broken(path, f"after entry {number}", "there is no comma; a list of records is expected")
                 ahead.at += 1
                 ahead.next_character(f"entry {number + 1}")
             number += 1
             entry = ahead.take_value(f"entry {number}")
             if not isinstance(entry, dict):
                 reason = f"it is no mapping; one with some of {', '.join(KNOWN)} is right"
-                raise _broken(path, f"entry {number}", reason)
+                raise broken(path, f"entry {number}", reason)
             yield f"entry {number}", entry
         ahead.at += 1
         if ahead.next_character("behind the list"):
-            raise _broken(path, "behind the list", "there is more; one list of records is expected in a file")
+            raise broken(path, "behind the list", "there is more; one list of records is expected in a file")
 
 
 def _list_csv(path: Path) -> Records:
     """Cells are numbers, or several divided by spaces; image_sizes are `1280x720 640x480`."""
+    csv.field_size_limit(MOST_RECORD)  # of this process: a cell may hold a whole conversation
     with _text(open_samples(path)) as lines:
         reader = csv.reader(lines, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             if not {*header} & {*KNOWN}:
-                raise _broken(path, "line 1", f"no column is called as any of {', '.join(KNOWN)}")
+                raise broken(path, "line 1", f"no column is called as any of {', '.join(KNOWN)}")
             if twice := next((name for name in header if header.count(name) > 1), None):
-                raise _broken(path, "line 1", f"the column {twice} stands twice; keep one of the two")
+                raise broken(path, "line 1", f"the column {twice} stands twice; keep one of the two")
             for cells in reader:
                 place = f"line {reader.line_num}"
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(header):
-                    raise _broken(path, place, f"it has {len(cells)} cells, and the header has {len(header)} columns")
+                    raise broken(path, place, f"it has {len(cells)} cells, and the header has {len(header)} columns")
                 named = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if cell.strip()}
                 yield place, {name: _cell(name, cell, path, place) for name, cell in named.items() if name in KNOWN}
         except csv.Error as failure:
-            raise _broken(path, f"line {reader.line_num}", f"it is no valid CSV ({failure})") from None
+            raise broken(path, f"line {reader.line_num}", f"it is no valid CSV ({failure})") from None
         except UnicodeDecodeError:
-            raise _broken(path, f"after line {reader.line_num}", "it is no UTF-8 text") from None
+            raise broken(path, f"after line {reader.line_num}", "it is no UTF-8 text") from None
 
 
 def _cell(name: str, cell: str, path: Path, place: str) -> object:
-    if name in ("image", "images", "video", "videos", "text", "conversations", "messages"):
+    if name in ("image_sizes", *_NAMED, *TEXTS):
         return cell
     try:
-        if name == "image_sizes":
-            return [[int(side) for side in size.split("x")] for size in cell.split()]
         numbers = [float(word) if "." in word or "e" in word.lower() else int(word) for word in cell.split()]
     except ValueError:
-        form = "1280x720 640x480" if name == "image_sizes" else "4096 1024"
-        raise _broken(path, place, f'its {name} is "{cell[:60]}"; numbers as in "{form}" are right') from None
+        raise broken(path, place, f'its {name} is "{cell[:60]}"; numbers as in "4096 1024" are right') from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _list_parquet(path: Path) -> Records:
     try:
-        import pyarrow.parquet as parquet  # type: ignore[import-not-found,unused-ignore]
+        import pyarrow.parquet as parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise JobError(
             "parquet is read by pyarrow, which is not installed: pip install pyarrow; or write the samples as JSONL",
@@ -204,12 +185,12 @@ def _list_parquet(path: Path) -> Records:
         ) from None
     with open_samples(path) as stream:
         try:
-            file = parquet.ParquetFile(stream)
+            file = parquet.ParquetFile(stream, buffer_size=_CHUNK, pre_buffer=False)
             wanted = [name for name in file.schema_arrow.names if name in KNOWN]
             if not wanted:
                 raise JobError(f"no column is called as any of {', '.join(KNOWN)}", where=name_file(path))
             number = 0
-            for batch in file.iter_batches(batch_size=1024, columns=wanted):
+            for batch in file.iter_batches(batch_size=_ROWS, columns=wanted):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row
@@ -217,44 +198,6 @@ def _list_parquet(path: Path) -> Records:
             raise JobError(
                 f"it is no readable parquet file ({str(failure).splitlines()[0]})", where=name_file(path)
             ) from None
-
-
-def _list_tar(path: Path) -> Records:
-    """A record for each key: its JSON member, its text, and the sizes of its images."""
-    with open_samples(path) as stream:
-        try:
-            key, parts = None, dict[str, Any]()
-            with tarfile.open(fileobj=stream, mode="r|*") as archive:
-                for member in archive:
-                    if not member.isfile():
-                        continue
-                    place = PurePosixPath(member.name)
-                    stem, _, ending = place.name.partition(".")
-                    if not stem:  # .DS_Store, ._000.json: WebDataset passes over them too
-                        continue
-                    if (now := str(place.with_name(stem))) != key:
-                        if key is not None and parts:
-                            yield f"sample {key}", parts
-                        key, parts = now, {}
-                    content = archive.extractfile(member)
-                    assert content is not None  # of a regular file
-                    _take_member(parts, ending.lower(), content, path, f"sample {key}")
-            if key is not None and parts:
-                yield f"sample {key}", parts
-        except (tarfile.TarError, EOFError, OSError) as failure:
-            raise JobError(f"it is no readable tar archive ({failure})", where=name_file(path)) from None
-
-
-def _take_member(parts: dict[str, Any], ending: str, content: Any, path: Path, place: str) -> None:
-    if ending == "json":
-        found = _parse(content.read(_MOST_RECORD).decode("utf-8", "replace"), path, place)
-        parts |= {name: value for name, value in found.items() if name not in parts or name == "videos"}
-    elif ending == "txt":
-        parts.setdefault("text", content.read(_MOST_RECORD).decode("utf-8", "replace"))
-    elif ending.rpartition(".")[2] in _IMAGES:
-        parts.setdefault("images", []).append({"path": ending, "bytes": content.read(_CHUNK)})
-    elif ending.rpartition(".")[2] in _VIDEOS:
-        parts.setdefault("videos", [ending])  # whose frames the sample's JSON may say
 
 
 def list_samples(path: Path, read: Callable[[Mapping[str, Any]], Any]) -> Iterator[Any]:
@@ -266,6 +209,6 @@ def list_samples(path: Path, read: Callable[[Mapping[str, Any]], Any]) -> Iterat
         try:
             yield read(record)
         except Malformed as reason:
-            raise _broken(path, place, str(reason)) from None
+            raise broken(path, place, str(reason)) from None
     if is_empty:
         raise JobError("it has no record; one for each sample is expected", where=name_file(path))

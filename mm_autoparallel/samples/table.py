@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, MOST_TOKENS, PATCHES_A_TOKEN_SIDE, Sample
+from mm_autoparallel.samples.sample import (
+    AUDIO_TOKENS_PER_S,
+    MOST_TOKENS,
+    PATCHES_A_TOKEN_SIDE,
+    Sample,
+    count_audio_tokens,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -86,7 +92,7 @@ class SampleTable:
 
     def audio_tokens(self, tokens_per_s: float = AUDIO_TOKENS_PER_S) -> Ints:
         """[n] what recordings become."""
-        return add_up(np.ceil(self.audio_s * tokens_per_s), self.recordings).astype(np.int64)
+        return add_up(count_audio_tokens(self.audio_s, tokens_per_s), self.recordings).astype(np.int64)
 
     def num_tokens(
         self, merge_tokens: int = PATCHES_A_TOKEN_SIDE**2, audio_tokens_per_s: float = AUDIO_TOKENS_PER_S
@@ -116,10 +122,11 @@ class SampleTable:
 
 
 def add_up(values: NDArray[Any], ends: Ints) -> Floats:
-    """[n] the sum of those from ends[i] to ends[i + 1]; 0 where there are none."""
-    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-    parts: Floats = sums[ends[1:]] - sums[ends[:-1]]
-    return parts
+    """[n] the sum of those from ends[i] to ends[i + 1]; 0 where there are none. Equal values have equal sums, to the
+    last digit, wherever they stand."""
+    holders = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    weights = values[ends[0] : ends[-1]].astype(np.float64)
+    return np.bincount(holders, weights, len(ends) - 1).astype(np.float64)
 
 
 def _take_parts(values: NDArray[Any], ends: Ints, order: Ints) -> tuple[NDArray[Any], Ints]:

@@ -9,15 +9,17 @@ import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mm_autoparallel.api.samples import count_samples
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.samples.image_size import read_size
-from mm_autoparallel.samples.record import SampleRules, read_record, write_record
+from mm_autoparallel.samples.record import read_record, write_record
+from mm_autoparallel.samples.rules import SampleRules
 from mm_autoparallel.samples.sample import Sample
 from mm_autoparallel.samples.sources import list_samples
-from mm_autoparallel.samples.table import keep_samples, tabulate
+from mm_autoparallel.samples.table import add_up, keep_samples, tabulate
 
 RULES = SampleRules(patch_size=14, characters_count_per_token=4.0)
 WIDE = 26 * 46
@@ -117,6 +119,17 @@ def test_conversations_with_images_in_a_folder(tmp_path: Path) -> None:
     write(tmp_path, "data.json", json.dumps({"dataset_param": settings}))
     with pytest.raises(JobError, match=r'data.json: .* images of at most "3136" pixels; a whole number'):
         count_samples([named], RULES, images=tmp_path)
+    settings["preprocess_parameters"] = {}
+    rows = [{"pics": ["cat.png"], "chat": [{"role": "user", "content": "<image>hello"}], "text": "not of messages"}]
+    write(tmp_path, "other.json", json.dumps(rows))
+    settings["basic_parameters"] = {"dataset": "other.json, other.json"}
+    attributes: dict[str, object] = {"images": "pics", "messages": "chat", "videos": None}
+    write(tmp_path, "data.json", json.dumps({"dataset_param": {**settings, "attr": attributes}}))
+    assert [count_samples([named], RULES, images=tmp_path).table.sample(i) for i in (0, 1)] == [Sample((1024,), 2)] * 2
+    for wrong, message in (({"content_tag": "words"}, 'content_tag is "words"'), ({"images": 5}, "images is 5")):
+        write(tmp_path, "data.json", json.dumps({"dataset_param": {**settings, "attr": wrong}}))
+        with pytest.raises(JobError, match=rf"data.json: dataset_param.attr.{message}"):
+            count_samples([named], RULES, images=tmp_path)
     with pytest.raises(JobError, match=r"llava.json: entry 1: the size of its image .cat.png. .* --images DIR"):
         count_samples([path], RULES)
     with pytest.raises(JobError, match=r"entry 1: its conversations is text.*--characters-per-token"):
@@ -159,6 +172,20 @@ def test_what_is_malformed_is_named(tmp_path: Path, name: str, text: str | bytes
     with pytest.raises(JobError, match=message) as caught:
         read(write(tmp_path, name, text))
     assert str(caught.value).startswith(f"sample file {tmp_path / name}: ")
+
+
+def test_cells_hold_conversations(tmp_path: Path) -> None:
+    turns = json.dumps([{"from": "human", "value": "x" * 200_000}, {"from": "gpt", "value": "four"}])
+    quoted = turns.replace('"', '""')
+    assert read(write(tmp_path, "a.csv", f'conversations\n"{quoted}"\n')) == [Sample(text_tokens=50_001)]
+
+
+def test_lines_that_are_called_a_list(tmp_path: Path) -> None:
+    for text in ('{"text_tokens": 5}\n{"text_tokens": 6}\n', '\ufeff\n{"text_tokens": 5}'):
+        with pytest.raises(JobError, match=r"a\.json: it begins with a record in a line of its own; name it \.jsonl"):
+            count_samples([write(tmp_path, "a.json", text)], RULES)
+    with pytest.raises(JobError, match=r"a\.json: it is a mapping without dataset_param"):
+        count_samples([write(tmp_path, "a.json", '{"data": []}')], RULES)
 
 
 def test_pixels_need_a_patch(tmp_path: Path) -> None:
@@ -226,6 +253,20 @@ def test_long_streams_keep_a_fair_part() -> None:
     assert len({*kept.text_tokens.tolist()}) == 1000
     assert abs(kept.text_tokens.mean() / 10_000 - 1) < 0.06  # three standard errors
     assert keep_samples(iter(samples[:50])).sha256 == tabulate(samples[:50]).sha256
+
+
+def test_seconds_whose_product_is_just_above_a_whole_number() -> None:
+    lengths = [number / 100 for number in range(1, 20_000)]
+    exact = [-(-number // 4) for number in range(1, 20_000)]  # 25 tokens a second
+    assert [Sample(audio_s=(seconds,)).num_tokens() for seconds in lengths] == exact
+    assert tabulate([Sample(audio_s=(seconds,)) for seconds in lengths]).audio_tokens().tolist() == exact
+    assert Sample(audio_s=(0.28001,)).num_tokens() == 8
+
+
+def test_equal_samples_have_equal_sums() -> None:
+    values, ends = np.tile([0.1, 0.7, 1e-3], 1000), np.concatenate([[0, 0], np.arange(1, 1001) * 3])
+    assert set(add_up(values, ends).tolist()) == {0.0, 0.1 + 0.7 + 1e-3}
+    assert add_up(values[:0], np.zeros(3, dtype=np.int64)).tolist() == [0.0, 0.0]
 
 
 def test_a_table_counts_as_its_samples_do() -> None:

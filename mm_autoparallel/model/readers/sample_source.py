@@ -18,7 +18,8 @@ from mm_autoparallel.model.readers.model_file import parse_inline_model, read_mo
 from mm_autoparallel.records import Noun
 from mm_autoparallel.samples.draw import Draw, constant, draw_table, lognormal, mixture
 from mm_autoparallel.samples.packing import pack_table
-from mm_autoparallel.samples.record import SampleRules, read_record
+from mm_autoparallel.samples.record import read_record
+from mm_autoparallel.samples.rules import SampleRules
 from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.table import SampleTable, keep_samples
