@@ -145,6 +145,7 @@ def _rules_of(model: Model, source: SampleSource | None, rules: SampleRules) -> 
         rules = replace(
             rules,
             patch_size=rules.patch_size or source.patch_size,
+            least_pixels=source.least_pixels,
             most_pixels=rules.most_pixels or source.most_pixels,
             characters_count_per_token=rules.characters_count_per_token or source.characters_per_token,
         )

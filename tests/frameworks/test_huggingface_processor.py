@@ -26,13 +26,13 @@ CONFIG = {
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 4 * 784, "max_pixels": 100 * 784}
 
 
-def job_with(folder: Path, processor: dict[str, Any], **workload: int) -> Job:
+def job_with(folder: Path, processor: dict[str, Any], **workload: Any) -> Job:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     job = {
         "model": "config.json",
         "cluster": {"device": "h100-80g", "num_nodes": 1, "devices_per_node": 4},
-        "workload": {"global_batch_size": 8, "seq_length": 1024, **workload},
+        "workload": {"global_batch_size": 8, **({} if "samples" in workload else {"seq_length": 1024}), **workload},
     }
     (folder / "job.json").write_text(json.dumps(job))
     return read_job(folder / "job.json")
@@ -97,3 +97,17 @@ def test_processors_of_one_size_are_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         job_with(tmp_path, PROCESSOR | changes, images_per_sample=1)
+
+
+def test_images_of_a_sample_file_are_made_as_large_as_the_processor_makes_them(tmp_path: Path) -> None:
+    """Qwen2-VL's processor takes a tiny image up to its fewest pixels, and a large one down to its most."""
+    (tmp_path / "samples.jsonl").write_text('{"image_sizes": [[28, 28], [3000, 2000]], "text_tokens": 500}\n' * 4)
+    job = job_with(tmp_path, PROCESSOR, samples="samples.jsonl")
+    assert job.samples is not None
+    small, large = job.samples.sample(0).patches
+    assert (small, large) == (4 * 4, 4 * 8 * 12)  # 4 tokens of 784 pixels at least, 96 of at most 100
+    (said,) = [warning for warning in job.warnings if "makes images of" in warning]
+    assert "makes images of 3,136 to 78,400 pixels" in said
+    own = job_with(tmp_path, PROCESSOR, samples={"file": "samples.jsonl", "most_pixels": 50 * 784})
+    assert own.samples is not None
+    assert own.samples.sample(0).patches[0] == 4  # what the job says stands alone

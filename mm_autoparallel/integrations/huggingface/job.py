@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.files import read_document
-from mm_autoparallel.integrations.huggingface.processor import with_image_tokens
+from mm_autoparallel.integrations.huggingface.processor import with_image_tokens, with_pixel_bounds
 
 _THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
 _BESIDE = {"talker_config": "talker", "token2wav_config": "vocoder", "code2wav_config": "vocoder"}
@@ -21,9 +21,10 @@ def fill_job(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], tupl
     """
     named = document["model"]
     model = read_document(path.parent / named, "model file") if isinstance(named, str) else named
-    filled, read = with_image_tokens(document, path)
+    bounded, scaled = with_pixel_bounds(document, path)
+    filled, read = with_image_tokens(bounded, path)
     where = f"model file {path.parent / named}" if isinstance(named, str) else f"job file {path}: model"
-    return filled, (*read, *(f"{where}: {said}" for said in _left_out(model)))
+    return filled, (*read, *scaled, *(f"{where}: {said}" for said in _left_out(model)))
 
 
 def _left_out(model: Mapping[str, Any]) -> list[str]:

@@ -21,11 +21,13 @@ FILE = "preprocessor_config.json"
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Tokens that one image may become, as the file at `path` says."""
+    """Tokens that one image may become, and pixels that it may be made, as the file at `path` says."""
 
     path: Path
     fewest: int
     most: int
+    least_pixels: int
+    most_pixels: int
 
 
 def read_image_tokens(path: Path) -> ImageTokens | None:
@@ -48,7 +50,7 @@ def read_image_tokens(path: Path) -> ImageTokens | None:
         return None
     fewest, most, patch, merge = (_count(path, key, value) for key, value in named.items())
     pixels = (patch * merge) ** 2
-    found = ImageTokens(path, max(1, fewest // pixels), most // pixels)
+    found = ImageTokens(path, max(1, fewest // pixels), most // pixels, fewest, most)
     if found.most < found.fewest:
         raise JobError(
             f"max_pixels is {most}, which is less than min_pixels {fewest} or than one token of "
@@ -95,3 +97,24 @@ def with_image_tokens(document: dict[str, Any], path: Path) -> tuple[dict[str, A
             f"workload.image_tokens_per_sample is {stated} in {count} images, {stated / count:g} each, and {allowed}",
         )
     return document, ()
+
+
+def with_pixel_bounds(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The job of `document`, read from `path`, whose file of samples has images scaled as the processor's file says,
+    where the job says no pixels itself; and a sentence then."""
+    model, workload = document.get("model"), document.get("workload")
+    if not isinstance(model, str) or not isinstance(workload, dict) or Path(model).name != "config.json":
+        return document, ()
+    samples = workload.get("samples")
+    source = {"file": samples} if isinstance(samples, str) else samples
+    if not isinstance(source, dict) or "file" not in source or {"least_pixels", "most_pixels"} & source.keys():
+        return document, ()
+    found = read_image_tokens((path.parent / model).parent / FILE)
+    if found is None:
+        return document, ()
+    bounds = {"least_pixels": found.least_pixels, "most_pixels": found.most_pixels}
+    filled = document | {"workload": workload | {"samples": source | bounds}}
+    return filled, (
+        f"workload.samples: {found.path} makes images of {found.least_pixels:,} to {found.most_pixels:,} pixels, and "
+        "so are those of the samples that say pixels",
+    )

@@ -81,11 +81,11 @@ class SampleSource(Noun):
 
     file: JSONL, CSV, JSON, parquet or tar, beside the job's. sha256: of the samples in it, filled in when it is read;
     where it is given, the file must hold these. patch_size: pixels of a patch's side, where the file has pixels; that
-    of the model. most_pixels: larger images are scaled down to so many. characters_per_token: of text whose tokens
-    nobody counted. images: how many a sample has. patches: of each image, before merging. videos: of a sample. frames:
-    of each video, as the model is given them. frame_patches: of every frame of a video, before merging. audios:
-    recordings of a sample. audio_seconds: of each recording. text_tokens: of a sample, beside what images, videos and
-    audio become.
+    of the model. least_pixels, most_pixels: smaller images are scaled up, and larger ones down, to so many.
+    characters_per_token: of text whose tokens nobody counted. images: how many a sample has. patches: of each image,
+    before merging. videos: of a sample. frames: of each video, as the model is given them. frame_patches: of every
+    frame of a video, before merging. audios: recordings of a sample. audio_seconds: of each recording. text_tokens: of
+    a sample, beside what images, videos and audio become.
     packing: samples are packed, all of them once and before batches are drawn, which are then of whole sequences; what
     a job calls a sample, global_batch_size too, is such a sequence.
     seed: of what is drawn. batches: how many global batches are drawn, of samples that are drawn one by one, each as
@@ -95,6 +95,7 @@ class SampleSource(Noun):
     file: Name | None = None
     sha256: Name | None = None
     patch_size: Count | None = None
+    least_pixels: Count | None = None
     most_pixels: Count | None = None
     characters_per_token: Characters | None = None
     images: Distribution | None = None
@@ -122,7 +123,7 @@ class SampleSource(Noun):
                 f"either file names the samples, or {', '.join(QUANTITIES)} say how they are distributed, and "
                 f"{'both are' if drawn else 'neither is'} given"
             )
-        of_file = ("sha256", "patch_size", "most_pixels", "characters_per_token")
+        of_file = ("sha256", "patch_size", "least_pixels", "most_pixels", "characters_per_token")
         stray = next((name for name in of_file if drawn and getattr(self, name) is not None), None)
         if stray:
             raise ValueError(f"{stray} is of a file, and distributions are given; leave it out")

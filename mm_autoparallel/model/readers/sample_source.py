@@ -82,7 +82,7 @@ def fill_samples(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], 
 
 def read_source(source: SampleSource, model: Model, path: Path) -> SampleTable:
     """The samples of a source, read from its file beside `path` or drawn. Raises JobError."""
-    rules = rules_of(model, SampleRules(most_pixels=source.most_pixels))
+    rules = rules_of(model, SampleRules(least_pixels=source.least_pixels, most_pixels=source.most_pixels))
     if source.file is None:
         given = {name: getattr(source, name) for name in QUANTITIES}
         draws = {name: _draw(one) for name, one in given.items() if one is not None}
