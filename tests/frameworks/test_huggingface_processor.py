@@ -82,7 +82,7 @@ def test_processors_of_one_size_are_left_alone(tmp_path: Path) -> None:
     assert read_image_tokens(tmp_path / "p.json") is None
     assert read_image_tokens(tmp_path / "none.json") is None
     (tmp_path / "p.json").write_text(json.dumps(PROCESSOR))
-    assert read_image_tokens(tmp_path / "p.json") == ImageTokens(tmp_path / "p.json", 4, 100)
+    assert read_image_tokens(tmp_path / "p.json") == ImageTokens(tmp_path / "p.json", 4, 100, 4 * 784, 100 * 784)
 
 
 @pytest.mark.parametrize(
