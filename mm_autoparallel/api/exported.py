@@ -95,6 +95,11 @@ def export_plan(
             f"plan: its layers are shared in several ways ({', '.join(of.name for of in plan.strategy.layouts)}), and "
             f"files of {framework} say one for all; plan without search.layer_strategies"
         )
+    if plan.strategy.arrangement and any(one.is_cached for one in plan.strategy.arrangement.each):
+        raise PlanError(
+            f"plan: its layout is {plan.strategy.arrangement.name}, and no file of {framework} says that features are "
+            "read; plan without workload.cached_features, or export a plan of the decoder by itself"
+        )
     if plan.strategy.arrangement and version != exporter.by_module:
         other = f"give --target-version {exporter.by_module}, or " if exporter.by_module else ""
         raise PlanError(

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api import read_plan, simulate
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.planner.edits import move_layers, set_mode, set_order
-    from mm_autoparallel.planner.explain.nearest import resize_plan
+    from mm_autoparallel.planner.explain.nearest import change_sizes
     from mm_autoparallel.planner.explain.why_not import parse_wish
     from mm_autoparallel.planner.plan import format_document
     from mm_autoparallel.reports.estimates import describe_change, describe_strategy
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_job(arguments.job, parse_changes(arguments.set))
     plan = before = read_plan(arguments.config, job)
     if arguments.sizes:
-        plan = resize_plan(job, plan.strategy, parse_wish(arguments.sizes, "--sizes"))
+        plan = change_sizes(job, plan, parse_wish(arguments.sizes, "--sizes"))
     for modality, source, target, count in moves:
         plan = move_layers(plan, modality, int(source), int(target), int(count))
     for modality, stage, mode, count in modes:

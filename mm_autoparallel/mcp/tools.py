@@ -96,11 +96,11 @@ def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
 def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
     """The plan with all changes. Raises PlanError where one does not fit it or the job."""
     from mm_autoparallel.planner.edits import move_layers, set_mode
-    from mm_autoparallel.planner.explain.nearest import resize_plan
+    from mm_autoparallel.planner.explain.nearest import change_sizes
     from mm_autoparallel.planner.explain.why_not import parse_wish
 
     if question.sizes:
-        plan = resize_plan(job, plan.strategy, parse_wish(question.sizes, "sizes"), "sizes")
+        plan = change_sizes(job, plan, parse_wish(question.sizes, "sizes"), "sizes")
     if question.layers or question.recompute:
         plan = plan.edited(question.layers, question.recompute)
     for move in question.moves:

@@ -15,7 +15,7 @@ from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.edits import move_layers, set_mode, set_order
 from mm_autoparallel.planner.explain.modules import LAYOUT, Wish, format_key, split_key
 from mm_autoparallel.planner.explain.modules import SIZES as OWN_SIZES
-from mm_autoparallel.planner.explain.nearest import resize_plan
+from mm_autoparallel.planner.explain.nearest import change_sizes, resize_plan
 from mm_autoparallel.planner.explain.why_not import describe_wish
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.records import Noun
@@ -82,7 +82,7 @@ def _sizes(session: Session, action: words.SetSizes) -> None:
     present = session.present()
     played = session.play(present.source)
     wish = _check_wish(action.sizes)
-    plan = resize_plan(played.costs, session.plan_of(present).strategy, wish, "sizes")
+    plan = change_sizes(played.costs, session.plan_of(present), wish, "sizes")
     flag = ",".join(f"{format_key(name)}={value}" for name, value in wish.items())
     command = session.command("edit", present, "--sizes", flag, "--out", session.next_file())
     session.add(describe_wish(wish), command, present.source, plan)

@@ -54,6 +54,14 @@ def test_sizes_take_the_nearest_strategy_placed_anew(run_cli: Run, job: Path, pl
     assert config.items() >= {"PP": 4, "TP": 8, "CP": 2, "MBS": 2, "DP": 2}.items()
 
 
+def test_sizes_that_a_plan_has_leave_it_as_it_is(run_cli: Run, job: Path, plan: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.json"
+    done = run_cli("edit", job, "--config", plan, "--sizes", "PP=2,MBS=2", "--out", new)
+    assert done.returncode == 0, done.stderr
+    assert "+0.00 ms" in done.stdout
+    assert json.loads(new.read_text())["layer_placement"] == PLAN["layer_placement"]
+
+
 def test_an_order_is_changed_and_one_that_never_ends_refused(
     run_cli: Run, job: Path, plan: Path, tmp_path: Path
 ) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from two_modules import make_job, shared
 
+from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.arrangement_law import encoders_train
+from mm_autoparallel.model.job.cached_law import cached_reasons
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.strategy_law import unlawful_reason
 from mm_autoparallel.model.readers.job_file import parse_job
@@ -152,3 +158,46 @@ def test_features_of_one_encoder_are_read_beside_another_that_runs() -> None:
     runs = {tuple((one.encoder.name, one.encoder_run) for one in each.each) for each in told}
     assert {("vision", "cached"), ("audio", "phases")} in map(set, runs)
     assert not any(("audio", "cached") in each or ("vision+audio", "cached") in each for each in runs)
+
+
+def tower_of(**changes: Any) -> Model:
+    """The model of `two_modules`, its tower frozen and its projector too, changed."""
+    model = make_job(freeze=True).model
+    return model.model_copy(update={"encoders": (model.encoders[0].model_copy(update=changes),)})
+
+
+def test_positions_that_train_are_an_encoder_that_trains() -> None:
+    """Its features are others in every step: neither cached nor prefetched, and it has a backward to run for."""
+    job = make_job(freeze=True, layouts="all", mbs=[1], tp=[1, 2], pp=[1, 2])
+    moved = replace(job, model=tower_of(train_positions=True))
+    runs = {c.strategy.arrangement.encoder_run for c in search(moved, 20.0).candidates if c.strategy.arrangement}
+    assert "prefetch" not in runs
+    workload = job.workload.model_copy(update={"cached_features": ("vision",)})
+    assert encoders_train(moved.model)
+    assert [*cached_reasons(moved.model, workload)] == [
+        "cached_features names vision, whose positions train (train_positions), so that its features are others in "
+        "every step; freeze it (its projector may train), or leave it out"
+    ]
+
+
+def test_an_inner_projector_that_trains_counts_and_stays_as_the_model_has_it() -> None:
+    main = make_job(freeze=True).model.encoders[0].projector
+    inner = tower_of(deepstack=main.model_copy(update={"freeze": False}), num_deepstack=1)
+    assert encoders_train(inner)
+    assert encoders_train(inner.with_freeze({}))  # a job that says nothing of it changes nothing
+    assert not encoders_train(inner.with_freeze({"vision_projector": True}))
+
+
+def test_beside_adapters_nothing_else_trains() -> None:
+    document = make_job().model.model_dump(mode="json", exclude_none=True)
+    document["encoders"][0]["freeze"] = True
+    adapted = Model.model_validate(document | {"adapters": {"rank": 8, "targets": ["qkv", "proj"]}})
+    assert not adapted.encoders[0].projector.freeze
+    assert not encoders_train(adapted)
+    assert not any(block.has_backward for block in expand(adapted).blocks if block.modality == "vision")
+
+
+def test_no_file_says_that_features_are_read(tmp_path: Path) -> None:
+    plan = Plan(beside(2, 2, 2, 3), {"text": (2, 2)}, {"text": (0, 0)}, 24)
+    with pytest.raises(PlanError, match=r"no file of torch says that features are read; plan without workload\.cached"):
+        export_plan(plan, make_cached(False), "torch", out=tmp_path)

@@ -175,7 +175,7 @@ def module_name(model: Model) -> str:
 def encoders_train(model: Model, parts: Collection[str] = ()) -> bool:
     """Whether something of these encoders or of their projectors does. parts: their names (empty: all)."""
     meant = [encoder for encoder in model.encoders if not parts or encoder.name in parts]
-    return not all(encoder.freeze and encoder.projector.freeze for encoder in meant)
+    return any(model.layers_train(encoder) or model.projectors_train(encoder) for encoder in meant)
 
 
 def _break_in_chain(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
@@ -228,7 +228,7 @@ def beside_reasons(decoder: Strategy, away: bool) -> Iterator[str]:
     if decoder.schedule not in (PLANNED_SCHEDULES if away else PLANNED_SCHEDULES[:1]):
         yield (
             f"schedule {decoder.schedule}: arrangements are planned for 1f1b, and for interleaved_1f1b where the "
-            "encoder runs in phases, in bubbles or as prefetch"
+            "encoder runs in phases, in bubbles or as prefetch, or its features are cached"
         )
     if decoder.vpp > 1 and not away:
         yield f"VPP {decoder.vpp}: chunks go with the chain or an encoder in phases, in bubbles or as prefetch"

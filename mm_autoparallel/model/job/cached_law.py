@@ -23,9 +23,10 @@ def cached_reasons(model: Model, workload: Workload) -> Iterator[str]:
         if name not in known:
             has = f"its encoders are {', '.join(known)}" if known else "it has no encoder"
             yield f"cached_features: the model has no encoder {name}{nearest(name, list(known))}; {has}"
-        elif not known[name].freeze:
+        elif model.layers_train(known[name]):
+            what = "which trains" if not known[name].freeze else "whose positions train (train_positions)"
             yield (
-                f"cached_features names {name}, which trains, so that its features are others in every step; freeze it "
+                f"cached_features names {name}, {what}, so that its features are others in every step; freeze it "
                 "(its projector may train), or leave it out"
             )
 
@@ -38,7 +39,7 @@ def break_cached(model: Model, workload: Workload, encoder: ModuleLayout, decode
             f"workload.cached_features does not name {' and '.join(unsaid)}: features are made once and read in every "
             "step only where the encoder is frozen and each epoch shows it the same inputs, not augmented ones"
         )
-    projects = [one.name for one in model.encoders if one.name in encoder.parts and not one.projector.freeze]
+    projects = [one.name for one in model.encoders if one.name in encoder.parts and model.projectors_train(one)]
     if projects and decoder.cp > 1:
         yield f"the projector of {projects[0]} trains on the stages of a decoder of CP {decoder.cp}, and needs CP 1"
     if encoder.pp > 1:

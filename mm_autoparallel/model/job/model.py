@@ -289,6 +289,15 @@ class Model(Noun):
                 return MEL_FRAMES_PER_S / (encoder.stem.frames_per_token * encoder.projector.merge_tokens)
         return 0.0
 
+    def layers_train(self, encoder: Encoder) -> bool:
+        """Whether a step changes what the layers of an encoder make: they train, or the positions before them do; with
+        adapters these alone."""
+        return not encoder.freeze or (encoder.train_positions and not self.adapters)
+
+    def projectors_train(self, encoder: Encoder) -> bool:
+        """Whether any of its projectors does; beside adapters none does."""
+        return not self.adapters and any(p is not None and not p.freeze for p in (encoder.projector, encoder.deepstack))
+
     def encoders_of(self, media: str) -> tuple[str, ...]:
         """The names of those of "images" or of "audios"."""
         return tuple(encoder.name for encoder in self.encoders if encoder.media == media)
@@ -318,7 +327,8 @@ class Model(Noun):
                 raise JobError(f"freeze: {part} is no part of the model{nearest(part, parts)}; parts are {known}")
         encoders = []
         for encoder in self.encoders:
-            frozen = {"freeze": freeze.get(f"{encoder.name}_projector", encoder.projector.freeze)}
+            named = freeze.get(f"{encoder.name}_projector")
+            frozen = {} if named is None else {"freeze": named}
             encoders.append(
                 encoder.model_copy(
                     update={

@@ -98,9 +98,9 @@ def check_search(limits: SearchSpace, workload: Workload, cluster: Cluster, path
 
 def check_cached(model: Model, cluster: Cluster, workload: Workload, path: Path) -> None:
     """Raises JobError where the encoders of workload.cached_features are none of the model, or must run."""
-    reason = next(cached_reasons(model, workload), None)
-    if workload.cached_features and not reason and (why := model_reason(model, cluster, workload)):
-        reason = f"cached_features is {list(workload.cached_features)}, of encoders that layouts leave out, and {why}"
+    why = model_reason(model, cluster, workload) if workload.cached_features else None
+    reason = f"cached_features is {list(workload.cached_features)}, and no layout may leave an encoder out: {why}"
+    reason = reason if why else next(cached_reasons(model, workload), "")
     if reason:
         raise JobError(f"workload.{reason}", where=f"job file {path}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -26,6 +26,13 @@ def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str =
     """A first plan of the strategy that `nearest_strategy` finds. Raises as it and `first_plan` do."""
     costs = CostModel.of(job)
     return first_plan(costs, nearest_strategy(costs.job, present, wish, flag))
+
+
+def change_sizes(job: Job | CostModel, plan: Plan, wish: Wish, flag: str = "--sizes") -> Plan:
+    """`plan` itself where the strategy that is meant is its own, else as resize_plan."""
+    costs, present = CostModel.of(job), plan.strategy
+    meant = nearest_strategy(costs.job, present, wish, flag)
+    return plan if replace(meant, orders=()) == replace(present, orders=()) else first_plan(costs, meant)
 
 
 def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--sizes") -> Strategy:
