@@ -98,10 +98,13 @@ def check_search(limits: SearchSpace, workload: Workload, cluster: Cluster, path
 
 def check_cached(model: Model, cluster: Cluster, workload: Workload, path: Path) -> None:
     """Raises JobError where the encoders of workload.cached_features are none of the model, or must run."""
-    why = model_reason(model, cluster, workload) if workload.cached_features else None
-    reason = f"cached_features is {list(workload.cached_features)}, and no layout may leave an encoder out: {why}"
-    reason = reason if why else next(cached_reasons(model, workload), "")
-    if reason:
+    named = workload.cached_features
+    if named and (why := model_reason(model, cluster, workload)):
+        raise JobError(
+            f"workload.cached_features is {list(named)}, and no layout may leave an encoder out: {why}",
+            where=f"job file {path}",
+        )
+    for reason in cached_reasons(model, workload):
         raise JobError(f"workload.{reason}", where=f"job file {path}")
 
 

@@ -39,12 +39,10 @@ class Roughness:
         return min(self.most, rough_fraction(elapsed_s, left_s))
 
     def begin_again(self, agenda: Agenda, cutoff_ms: float) -> bool:
-        """Be no rougher than at first from now on, and open what may hold what is further below the cutoff than that;
-        whether there was any. Once in a search."""
-        if self.most == (least := min(FRACTIONS.values())):
-            return False
-        self.most = least
-        worth_ms = (1.0 - least) * cutoff_ms
+        """Open what may hold what is further below the cutoff than the first of these fractions, and be no rougher than
+        that from now on; whether there was any. Once in a search."""
+        least = min(FRACTIONS.values())
+        worth_ms = (1.0 - least) * cutoff_ms if self.most > least else 0.0
         rough = [p for p in agenda.pipelines if p.left_out and not (p.infeasible or p.twin) and p.bound_ms < worth_ms]
         for pipeline in rough:
             assert pipeline.left_out is not None
@@ -53,6 +51,7 @@ class Roughness:
             pipeline.level = Level(fill, known_cuts=pipeline.level.list_cuts())
             pipeline.left_out, pipeline.cutoff_ms = None, None
             agenda.push(pipeline)
+        self.most = least if rough else self.most
         return bool(rough)
 
 
