@@ -13,6 +13,7 @@ report_memory). Attention is fused; the device is a 910B with 64 GB.
 from __future__ import annotations
 
 import json
+import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -125,8 +126,8 @@ def _rank_bytes(row: Row, column: str) -> dict[int, float]:
     peaks: dict[int, float] = {}
     for part in filter(None, row.cells[column].split(";")):
         rank, _, mib = part.partition(":")
-        if not rank.strip().isdigit():
-            raise row.error(column, f"{part!r} is no `rank:MiB`")
+        if not re.fullmatch(r"[0-9]{1,9}", rank.strip()):
+            raise row.error(column, f"{part[:40]!r} is no `rank:MiB`")
         try:
             value_mib = float(mib)
         except ValueError:

@@ -152,6 +152,7 @@ def test_a_row_that_cannot_be_represented(
         ({"text_layers_per_stage": "1;10;10;8"}, "column text_layers_per_stage: 4 numbers that make 29"),
         ({"text_layers_per_stage": "a"}, "column text_layers_per_stage: 'a' is no list"),
         ({"memory_mib": "0;1"}, "column memory_mib: '0' is no `rank:MiB`"),
+        ({"memory_mib": f"{'9' * 5000}:24900.0"}, "is no `rank:MiB`"),
         ({"memory_mib": "8:1"}, "column memory_mib: it names rank 8 of 8"),
         ({"value": "1.66"}, "column step_ms: 14457.8 ms, and 1.66 SPS make 115663 ms"),  # of one device
         ({"unit": "TPS"}, "column step_ms: 14457.8 ms, and 13.28 TPS make "),
