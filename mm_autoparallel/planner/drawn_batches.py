@@ -26,6 +26,8 @@ from mm_autoparallel.samples.table import SampleTable
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+MOST_SCARCE = 32
+"""Samples of a micro-batch up to which it may be of too few images. Assumed: the most that encoders take at once."""
 POLICY = "arrival"
 """How samples are dealt to replicas and micro-batches."""
 
@@ -55,8 +57,11 @@ class DrawnBatches:
 
     @property
     def mean_factor(self) -> dict[str, float]:
-        """Modality → what every position expects, of one sample a micro-batch; of more it is no less."""
-        return {name: float(np.mean(self.factors(name, 1))) for name in self.load_factor}
+        """Modality → what every position expects, of whatever MBS the least."""
+        scarcest = {
+            name: max(self.scarcity(name, mbs) for mbs in range(1, MOST_SCARCE + 1)) for name in self.load_factor
+        }
+        return {name: float(np.mean(loads)) / scarcest[name] for name, loads in self.load_factor.items()}
 
     def longest(self, strategy: Strategy) -> dict[str, float]:
         """Modality → how many times the mean's tokens the micro-batch with most of them has, of all drawn batches."""
@@ -65,8 +70,8 @@ class DrawnBatches:
 
     def deal(self, batch: int, modalities: tuple[str, ...], strategy: Strategy) -> Floats:
         """[DP, modalities, M] factors on the times of each micro-batch of each replica in one batch."""
-        dealt = self.batches[batch].reshape(-1, strategy.dp, strategy.mbs)
-        return np.stack([self.factors(name, strategy.mbs)[dealt].mean(axis=2).T for name in modalities], axis=1)
+        dealt = (-1, strategy.dp, strategy.mbs)
+        return np.stack([self.mean_load(batch, name, dealt).T for name in modalities], axis=1)
 
     @property
     def at_mean(self) -> DrawnBatches:

@@ -102,7 +102,7 @@ def _with_usual_media(job: Job, table: SampleTable) -> Workload:
 
 class Scarcity:
     """How many times as long a micro-batch of mean samples takes as the law of a modality says, which is of images or
-    recordings of their usual size; 1 where the mean sample has one of these."""
+    recordings of their usual size; 1 where the mean sample has one of these or more."""
 
     def __init__(self, known: CostModel, table: SampleTable) -> None:
         self._laws, self._usual = sample_laws(known, table), _with_usual_media(known.job, table)
@@ -123,7 +123,7 @@ class Scarcity:
         _, span, num_spans = _measure(of, self._usual)
         usual_ms = num_spans * float(law.span_ms(np.array([span]))[0])
         mean, at_usual = (_totals_ms(self._known, each, mbs)[modality] for each in (job.workload, self._usual))
-        return (mean / law.mean_ms) / (at_usual / usual_ms)
+        return max(1.0, (mean / law.mean_ms) / (at_usual / usual_ms))
 
 
 def _totals_ms(known: CostModel, workload: Workload, mbs: int = 1, length: int = 1) -> dict[str, float]:
