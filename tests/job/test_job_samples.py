@@ -15,6 +15,7 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.sample_loads import Scarcity, loads_ms, relative_loads, sample_cost, sample_laws
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.drawn_batches import draw_batches
 
 MODEL = {
     "name": "two parts and a microphone",
@@ -212,3 +213,13 @@ def test_an_image_costs_what_it_does_where_few_samples_have_one() -> None:
     assert usual("vision", 1) == pytest.approx(1.0, rel=0.02)
     assert rare("vision", 1) > rare("vision", 8) > 1.0  # more samples a pass fill it
     assert rare("text", 1) == 1.0
+    drawn = draw_batches(CostModel(seldom))
+    least = min(float(np.mean(drawn.factors("vision", mbs))) for mbs in (1, 2, 3, 5, 8, 32))
+    assert drawn.mean_factor["vision"] <= least  # whatever takes so many at once, no plan expects less
+
+
+def test_several_images_a_sample_are_not_scarce() -> None:
+    job = job_of({"images": 3, "patches": 400, "text_tokens": 900})
+    assert job.samples is not None
+    scarcity = Scarcity(CostModel(job), job.samples)
+    assert {scarcity("vision", mbs) for mbs in (1, 2, 8)} == {1.0}
