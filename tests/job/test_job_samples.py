@@ -215,7 +215,7 @@ def test_an_image_costs_what_it_does_where_few_samples_have_one() -> None:
     assert rare("text", 1) == 1.0
     drawn = draw_batches(CostModel(seldom))
     least = min(float(np.mean(drawn.factors("vision", mbs))) for mbs in (1, 2, 3, 5, 8, 32))
-    assert drawn.mean_factor["vision"] <= least  # whatever takes so many at once, no plan expects less
+    assert drawn.mean_factor["vision"] <= least * (1 + 1e-12)  # whatever takes so many at once, no plan expects less
 
 
 def test_several_images_a_sample_are_not_scarce() -> None:
